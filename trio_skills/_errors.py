@@ -1,0 +1,113 @@
+"""The errors, one class for each thing that a caller would handle differently.
+
+`InstallError` is in `_report.py`, because it carries a report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from trio_skills._printable import printable
+
+
+class TrioSkillsError(Exception):
+    """The base of every error that this library raises."""
+
+
+@attrs.frozen
+class Problem:
+    """One thing that is wrong with a skill or a plan; a warning, or part of a `PlanError`."""
+
+    kind: str
+    """A short name, the same for every problem of this kind, as `name-mismatch`: to group by."""
+    path: str
+    """Where it is: a path on this machine."""
+    message: str
+    """What is wrong and what to do, for a person. Safe to print."""
+
+    def __str__(self) -> str:
+        return f"{printable(self.path)}: {self.message}"
+
+
+class PlanError(TrioSkillsError):
+    """The plan was refused before anything was written; it names every problem at once."""
+
+    problems: tuple[Problem, ...]
+    """What is wrong, in the order of the sources and then of the paths."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(self.problems)
+
+    def __str__(self) -> str:
+        if len(self.problems) == 1:
+            return str(self.problems[0])
+        lines = [f"{len(self.problems)} problems:", *(f"  {p}" for p in self.problems)]
+        return "\n".join(lines)
+
+
+class RuntimeOpenError(TrioSkillsError):
+    """A sandbox could not be opened: an unknown URL, no such place, no permission."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        self.url = url
+        self.reason = reason
+        super().__init__(url, reason)
+
+    def __str__(self) -> str:
+        return f"cannot open {printable(self.url)}: {self.reason}"
+
+
+class DestinationError(TrioSkillsError):
+    """The sandbox was opened, but the destination in it was refused before anything was written."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(path, reason)
+
+    def __str__(self) -> str:
+        return f"{printable(self.path)}: {self.reason}"
+
+
+class UploadError(TrioSkillsError):
+    """One planned file is not in the sandbox as planned; `__cause__` says why."""
+
+    def __init__(self, target: str, reason: str) -> None:
+        self.target = target
+        self.reason = reason
+        super().__init__(target, reason)
+
+    def __str__(self) -> str:
+        return f"{printable(self.target)}: {printable(self.reason)}"
+
+
+class SourceChangedError(TrioSkillsError):
+    """A file is not what it was when the plan was made; make a new plan."""
+
+
+class VerifyError(TrioSkillsError):
+    """What is in the sandbox is not what was sent."""
+
+
+class CommandError(TrioSkillsError):
+    """A command in the sandbox failed; the message has its exit code and what it complained of."""
+
+
+def describe(error: BaseException) -> str:
+    """Return one line that says what went wrong, never an empty one.
+
+    Some libraries raise errors without a text when a connection drops; then the class's name and
+    the cause's text stand for it.
+    """
+    text = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.strerror is not None:
+        # "[Errno 28] No space left on device: 'x'" names our temporary file, which helps nobody.
+        text = error.strerror
+    if not text:
+        text = type(error).__name__
+        if error.__cause__ is not None:
+            text += f": {describe(error.__cause__)}"
+    return printable(text)

@@ -1,0 +1,401 @@
+"""Carry a plan out: the one place with a nursery.
+
+Each phase ends before the next begins: refuse, compare, transfer, set execute bits, verify. In the
+transfers a failure is a value, so that every one settles; what is raised is raised at the end. Only
+`Exception` is a failure: `Cancelled` and `KeyboardInterrupt` pass through, and then nothing new
+starts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import get_args
+
+import attrs
+import trio
+
+from trio_skills import _commands
+from trio_skills._errors import DestinationError, PlanError, UploadError, VerifyError, describe
+from trio_skills._events import Event, InstallEnded, TransferEnded, TransferStarted
+from trio_skills._limits import Limits
+from trio_skills._plan import Plan
+from trio_skills._report import InstallError, Outcome, Report
+from trio_skills._runtime import (
+    Existing,
+    FileState,
+    Inspects,
+    RunResult,
+    Runtime,
+    SetsExecutable,
+    WritesMany,
+    traits_of,
+)
+from trio_skills._threads import in_thread
+from trio_skills._transfers import Strategy, Transfer, in_waves, pack
+from trio_skills._upload import Upload
+
+_HOPELESS = 3
+"""How many files of a failed batch may fail alone before the others are given up too: a sandbox
+that is gone may take its time for each to say so."""
+
+_log = logging.getLogger("trio_skills")
+
+
+async def install(
+    plan: Plan,
+    runtime: Runtime,
+    *,
+    limits: Limits | None = None,
+    strategy: Strategy = "auto",
+    batch_size: int = 8,
+    existing: Existing = "merge",
+    verify: bool = False,
+    skip_unchanged: bool = False,
+    on_event: Callable[[Event], None] | None = None,
+) -> Report:
+    """Put every file of `plan` into a sandbox, and return what became of each.
+
+    Args:
+        plan: From `plan_skills` or `plan_uploads`.
+        runtime: The sandbox: from `open_runtime`, or anything with the methods of `Runtime`.
+        limits: How much may be in flight; share one among the installs of a process. By default
+            this install has its own.
+        strategy: How the files travel.
+        batch_size: How many files a batch of `"batched"` has.
+        existing: What becomes of a skill folder that is there: its other files stay (`"merge"`), or
+            go with it (`"replace"`, which only `"packed"` can), or nothing is written (`"error"`).
+        verify: Whether to hash, in the end, what is there.
+        skip_unchanged: Whether to look first, and send only what differs in its bytes or its
+            execute bit.
+        on_event: Called in the event loop with each `Event`; it must not block. Should it raise,
+            that is logged and it is not called again.
+
+    Raises:
+        InstallError: Some file is not there as planned; raised when every transfer has settled.
+        DestinationError: The destination was refused, and nothing was written.
+        PlanError: Two names of the plan are one name for this runtime; nothing was written.
+        ValueError: The arguments contradict each other, or the runtime cannot do what they ask for.
+
+    **Cancellation:** no further transfer starts, and those in flight are ended. A file is there
+    whole or not at all; `on_event` has the report of what was done in `InstallEnded`.
+    """
+    if strategy == "auto":
+        strategy = "packed" if isinstance(runtime, WritesMany) else "concurrent"
+    _check_arguments(runtime, strategy, batch_size, existing, skip_unchanged)
+    bearable = traits_of(runtime).max_in_flight
+    job = _Job(
+        plan=plan,
+        runtime=runtime,
+        packer=runtime if strategy == "packed" and isinstance(runtime, WritesMany) else None,
+        limits=limits or Limits(),
+        strategy=strategy,
+        batch_size=batch_size,
+        existing=existing,
+        on_event=on_event,
+        bearable=None if bearable is None else Limits(max_in_flight=bearable),
+    )
+    try:
+        await job.refuse_destination()
+        if skip_unchanged:
+            await job.find_unchanged()
+        await job.transfer()
+        if not job.has_failed:
+            await job.make_executable()
+        if verify and not job.has_failed:
+            await job.verify()
+    finally:
+        report = job.report()
+        job.emit(InstallEnded(report))
+    if report.failed or report.not_reached:
+        raise _install_error(report)
+    return report
+
+
+def _check_arguments(
+    runtime: Runtime, strategy: Strategy, batch_size: int, existing: Existing, skip_unchanged: bool
+) -> None:
+    if strategy not in get_args(Strategy):
+        raise ValueError(f"strategy is one of {', '.join(get_args(Strategy))}; not {strategy!r}")
+    if existing not in get_args(Existing):
+        raise ValueError(f"existing is one of {', '.join(get_args(Existing))}; not {existing!r}")
+    if batch_size < 1:
+        raise ValueError(f"batch_size is at least 1; not {batch_size!r}")
+    if strategy == "packed" and not isinstance(runtime, WritesMany):
+        raise ValueError("strategy 'packed' needs a runtime that can write many files at once")
+    if existing == "replace" and strategy != "packed":
+        raise ValueError("existing 'replace' swaps whole folders: it needs strategy 'packed'")
+    if existing == "replace" and skip_unchanged:
+        raise ValueError("existing 'replace' sends whole folders: it cannot skip unchanged files")
+
+
+def _install_error(report: Report) -> InstallError:
+    errors = [outcome.error for outcome in report.failed if outcome.error is not None]
+    message = f"{len(errors)} of {len(report.outcomes)} files failed ({report.summary()})"
+    return InstallError(message, errors, report=report)
+
+
+@attrs.define
+class _Job:
+    """One install under way. Each method is a phase, and has a checkpoint."""
+
+    plan: Plan
+    runtime: Runtime
+    packer: WritesMany | None
+    """The runtime, where files travel packed."""
+    limits: Limits
+    strategy: Strategy
+    batch_size: int
+    existing: Existing
+    on_event: Callable[[Event], None] | None
+    bearable: Limits | None
+    """What the runtime can bear, where that is known."""
+    began: float = attrs.Factory(trio.current_time)
+    round_trips: int = 0
+    outcomes: dict[str, Outcome] = attrs.Factory(dict)
+    has_failed: bool = False
+    without_bit: list[str] = attrs.Factory(list)
+    """Executables that were written by `write`, which carries no mode."""
+
+    async def refuse_destination(self) -> None:
+        """Raise for what would fail every transfer, as far as it can be known beforehand."""
+        await trio.lowlevel.checkpoint()
+        clashes = [warning for warning in self.plan.warnings if warning.kind == "case-clash"]
+        if clashes and traits_of(self.runtime).folds_case:
+            raise PlanError(clashes)
+        ask_folders = self.plan.folders if self.existing == "error" else ()
+        if not ask_folders and not isinstance(self.runtime, Inspects):
+            return
+        states = await self._inspect([self.plan.dest, *ask_folders])
+        dest = states[self.plan.dest]
+        if dest.kind not in ("folder", "missing"):
+            raise DestinationError(self.plan.dest, "the destination is not a folder")
+        if not dest.writable:
+            raise DestinationError(self.plan.dest, "no permission to write to the destination")
+        for folder in ask_folders:
+            if states[folder].kind != "missing":
+                raise DestinationError(folder, "it is there already, and existing='error'")
+
+    async def find_unchanged(self) -> None:
+        states = await self._inspect([upload.target for upload in self.plan.uploads])
+        for upload in self.plan.uploads:
+            if states[upload.target].is_as_planned(upload):
+                self.outcomes[upload.target] = Outcome(upload.target, upload.size, "unchanged")
+
+    async def transfer(self) -> None:
+        await trio.lowlevel.checkpoint()
+        waiting = [u for u in self.plan.uploads if u.target not in self.outcomes]
+        if self.packer is not None:
+            max_bytes = self.limits.statistics().max_bytes
+            max_files = traits_of(self.runtime).max_batch_files
+            waves = iter([pack(waiting, self.plan.folders, max_bytes, max_files)])
+        else:
+            sizes = {"sequential": 1, "batched": self.batch_size, "concurrent": len(waiting)}
+            waves = in_waves(waiting, sizes[self.strategy])
+        for wave in waves:
+            async with trio.open_nursery() as nursery:
+                for transfer in wave:
+                    # Waited for here, in order: what has not started costs no task.
+                    await self._acquire(transfer.size)
+                    nursery.start_soon(self._settle, transfer)
+
+    async def make_executable(self) -> None:
+        await trio.lowlevel.checkpoint()
+        if not self.without_bit:
+            return
+        if isinstance(self.runtime, SetsExecutable):
+            try:
+                async with self._slot():
+                    await self.runtime.set_executable(self.without_bit)
+                self.without_bit = []
+            except Exception as exc:  # noqa: BLE001  # any failure is an outcome
+                await self._blame_for_bits(self.without_bit, exc)
+            return
+        for argv, targets in _commands.make_executable(self.without_bit):
+            try:
+                result = await self._run(argv)
+                if result.exit_code != 0:
+                    raise _commands.failed("chmod", result)
+            except Exception as exc:  # noqa: BLE001  # any failure is an outcome
+                await self._blame_for_bits(targets, exc)
+        self.without_bit = []
+
+    async def verify(self) -> None:
+        await trio.lowlevel.checkpoint()
+        try:
+            states = await self._inspect([upload.target for upload in self.plan.uploads])
+        except Exception as exc:  # noqa: BLE001  # any failure is an outcome
+            for upload in self.plan.uploads:
+                self._fail(upload.target, exc)
+            return
+        for upload in self.plan.uploads:
+            if not states[upload.target].is_as_planned(upload):
+                self._fail(upload.target, VerifyError(_difference(upload, states[upload.target])))
+
+    def report(self) -> Report:
+        return Report(
+            outcomes=tuple(
+                self.outcomes.get(u.target) or Outcome(u.target, u.size, "not reached")
+                for u in self.plan.uploads
+            ),
+            strategy=self.strategy,
+            round_trips=self.round_trips,
+            seconds=self._now(),
+            plan_digest=self.plan.digest,
+            not_executable=tuple(sorted(self.without_bit)),
+            skills=tuple(skill.name for skill in self.plan.skills),
+            excluded=self.plan.excluded,
+            warnings=self.plan.warnings,
+        )
+
+    def emit(self, event: Event) -> None:
+        if self.on_event is None:
+            return
+        try:
+            self.on_event(event)
+        except Exception:  # noqa: BLE001
+            # As Trio does with its instruments: a watcher's fault is not the install's.
+            self.on_event = None
+            _log.exception("on_event raised; it is not called again")
+
+    def _now(self) -> float:
+        return trio.current_time() - self.began
+
+    async def _acquire(self, size: int) -> None:
+        if self.bearable is None:
+            await self.limits.acquire(size)
+            return
+        # This one first: who waits for a slow sandbox must hold nothing that others could use.
+        await self.bearable.acquire(0)
+        try:
+            await self.limits.acquire(size)
+        except BaseException:
+            self.bearable.release(0)
+            raise
+
+    def _release(self, size: int) -> None:
+        self.limits.release(size)
+        if self.bearable is not None:
+            self.bearable.release(0)
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        """Hold a place for one command, which is a round trip."""
+        await self._acquire(0)
+        self.round_trips += 1
+        try:
+            yield
+        finally:
+            self._release(0)
+
+    async def _run(self, argv: list[str]) -> RunResult:
+        async with self._slot():
+            return await self.runtime.run(argv, _commands.ENVIRONMENT)
+
+    async def _inspect(self, targets: Sequence[str]) -> dict[str, FileState]:
+        if isinstance(self.runtime, Inspects):
+            async with self._slot():
+                return dict(await self.runtime.inspect(targets))
+        states: dict[str, FileState] = {}
+        await trio.lowlevel.checkpoint()
+        for argv, batch in _commands.inspect(targets):
+            states |= _commands.read_inspection(batch, await self._run(argv))
+        return states
+
+    # From here on, a checkpoint for each file is the runtime's affair: `transfer` has its own.
+
+    async def _settle(self, transfer: Transfer) -> None:  # noqa: ASYNC910
+        try:
+            started = self._now()
+            targets = tuple(upload.target for upload in transfer.uploads)
+            self.emit(TransferStarted(transfer.number, targets, transfer.size))
+            if self.packer is not None:
+                errors = await self._write_many(self.packer, transfer)
+            else:
+                errors = [await self._write(transfer.uploads[0])]
+        finally:
+            self._release(transfer.size)
+        ended = self._now()
+        outcomes = tuple(
+            self._outcome(upload, error, started, ended, transfer.number)
+            for upload, error in zip(transfer.uploads, errors, strict=True)
+        )
+        self.emit(TransferEnded(transfer.number, outcomes))
+
+    async def _write(self, upload: Upload) -> Exception | None:
+        self.round_trips += 1
+        try:
+            data = (
+                upload.source if isinstance(upload.source, bytes) else await in_thread(upload.read)
+            )
+            await self.runtime.write(upload.target, data)
+        except Exception as exc:  # noqa: BLE001  # any failure is an outcome
+            return exc  # noqa: ASYNC910
+        if upload.executable:
+            self.without_bit.append(upload.target)
+        return None  # noqa: ASYNC910
+
+    async def _write_many(
+        self, packer: WritesMany, transfer: Transfer
+    ) -> Sequence[Exception | None]:
+        self.round_trips += 1
+        try:
+            errors = await packer.write_many(
+                transfer.uploads, folders=transfer.folders, existing=self.existing
+            )
+            if len(errors) != len(transfer.uploads):
+                message = (
+                    f"write_many has {len(errors)} outcomes for {len(transfer.uploads)} uploads"
+                )
+                raise RuntimeError(message)
+        except Exception as exc:  # noqa: BLE001  # any failure is an outcome
+            if self.existing == "merge":
+                return await self._write_each(transfer.uploads, exc)
+            return [exc] * len(transfer.uploads)  # noqa: ASYNC910
+        return errors  # noqa: ASYNC910
+
+    async def _write_each(
+        self, uploads: Sequence[Upload], batch_error: Exception
+    ) -> list[Exception | None]:
+        """Settle a failed batch file by file, so that exactly the files that fail are blamed."""
+        errors: list[Exception | None] = []
+        for upload in uploads:
+            if len(errors) == _HOPELESS and None not in errors:
+                return errors + [batch_error] * (len(uploads) - _HOPELESS)  # noqa: ASYNC910
+            errors.append(await self._write(upload))
+        return errors  # noqa: ASYNC910
+
+    def _outcome(
+        self, upload: Upload, error: Exception | None, started: float, ended: float, number: int
+    ) -> Outcome:
+        outcome = Outcome(upload.target, upload.size, "written", None, started, ended, number)
+        self.outcomes[upload.target] = outcome
+        return outcome if error is None else self._fail(outcome.target, error)
+
+    def _fail(self, target: str, cause: Exception) -> Outcome:
+        self.has_failed = True
+        error = UploadError(target, describe(cause))
+        error.__cause__ = cause
+        self.outcomes[target] = attrs.evolve(self.outcomes[target], state="failed", error=error)
+        return self.outcomes[target]
+
+    async def _blame_for_bits(self, targets: Sequence[str], cause: Exception) -> None:
+        """Fail those of `targets` that did not become executable; all, where it cannot be seen."""
+        await trio.lowlevel.checkpoint()
+        try:
+            states = await self._inspect(targets)
+        except Exception:  # noqa: BLE001  # the failure to report is the first one
+            states = {}
+        for target in targets:
+            if target not in states or not states[target].executable:
+                self._fail(target, cause)
+
+
+def _difference(upload: Upload, state: FileState) -> str:
+    if state.kind != "file":
+        return f"verification failed: a file was sent, and there is: {state.kind}"
+    if state.digest != upload.digest:
+        return f"verification failed: SHA-256 {upload.digest} was sent, {state.digest} is there"
+    bit = "has no execute bit" if upload.executable else "has an execute bit that it must not have"
+    return f"verification failed: the file {bit}"

@@ -1,0 +1,85 @@
+"""One file to put into a sandbox, and how its bytes are read when its turn comes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+
+from trio_skills._beneath import open_file, read_chunks
+from trio_skills._errors import SourceChangedError
+from trio_skills._printable import printable
+
+
+def _show_source(source: Path | bytes) -> str:
+    # Contents never reach a log, and a repr is what ends up there.
+    return repr(source) if isinstance(source, Path) else f"<{len(source)} bytes>"
+
+
+@attrs.frozen
+class Upload:
+    """One planned file: where it goes, where it comes from, what it must be when it is there."""
+
+    target: str
+    """The POSIX path in the sandbox. A relative one is taken from the runtime's own folder."""
+    source: Path | bytes = attrs.field(repr=_show_source)
+    """A regular file of this machine, or the content itself."""
+    size: int
+    """Bytes."""
+    executable: bool = False
+    """Whether it may be executed in the sandbox."""
+    digest: str | None = None
+    """SHA-256 of the content, in hexadecimal; planning fills it in."""
+
+    @classmethod
+    def of(cls, target: str, source: Path | bytes, *, executable: bool = False) -> Upload:
+        """Return the upload of `source` as it is now: its size and digest are taken here.
+
+        Reads a file once. Raises `OSError`.
+        """
+        if isinstance(source, bytes):
+            return cls(target, source, len(source), executable, hashlib.sha256(source).hexdigest())
+        sha256 = hashlib.sha256()
+        size = 0
+        for chunk in _chunks(source):
+            sha256.update(chunk)
+            size += len(chunk)
+        return cls(target, source, size, executable, sha256.hexdigest())
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the content piece by piece. Blocks: call it in a worker thread.
+
+        Raises `SourceChangedError`, after the last piece at the latest, where the content is not
+        what was planned; `OSError` where it cannot be read. Only when the iteration has ended was
+        the content whole.
+        """
+        if isinstance(self.source, bytes):
+            yield self.source
+            return
+        sha256 = hashlib.sha256()
+        size = 0
+        for chunk in _chunks(self.source):
+            size += len(chunk)
+            if size > self.size:
+                break
+            sha256.update(chunk)
+            yield chunk
+        # Size and times can be forged or too coarse; the content is what was promised.
+        if size != self.size or self.digest not in (None, sha256.hexdigest()):
+            path = printable(str(self.source))
+            raise SourceChangedError(f"{path} changed after it was planned; plan again")
+
+    def read(self) -> bytes:
+        """Return the content. Blocks, and raises, as `chunks` does."""
+        return b"".join(self.chunks())
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    file = open_file(path)
+    try:
+        yield from read_chunks(file)
+    finally:
+        os.close(file)

@@ -1,0 +1,45 @@
+"""The kinds of sandboxes, one module each, and `open_runtime`, which turns a URL into one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from trio_skills._errors import RuntimeOpenError
+from trio_skills._runtime import Runtime
+from trio_skills.runtimes.local import open_local
+
+SCHEMES = ("local",)
+"""What a URL may begin with; a path without a scheme is `local`."""
+
+
+@asynccontextmanager
+async def open_runtime(url: str) -> AsyncIterator[Runtime]:
+    """Open the sandbox that `url` names, and close it in the end.
+
+    | URL | sandbox |
+    |---|---|
+    | a path, `local:/path`, `local:path` | a directory of this machine |
+
+    The URL's path is where a plan's relative targets go.
+
+    Raises:
+        RuntimeOpenError: The URL is of no known kind, or the sandbox cannot be reached.
+    """
+    async with _open(url) as runtime:
+        yield runtime
+
+
+def _open(url: str) -> AbstractAsyncContextManager[Runtime]:
+    scheme, colon, rest = url.partition(":")
+    if not colon or "/" in scheme:
+        scheme, rest = "local", url
+    if scheme not in SCHEMES:
+        known = ", ".join(f"{name}:" for name in SCHEMES)
+        reason = f"unknown kind of sandbox {scheme!r}; known: {known} (or a path: ./{url})"
+        raise RuntimeOpenError(url, reason)
+    if not rest:
+        raise RuntimeOpenError(url, "it names no directory")
+    if rest.startswith("//"):
+        raise RuntimeOpenError(url, f"a directory has no host: write local:/{rest.lstrip('/')}")
+    return open_local(rest)

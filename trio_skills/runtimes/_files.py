@@ -1,0 +1,166 @@
+"""The blocking half of `LocalRuntime`: files beneath one root, and never what a link points to."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import posixpath
+import stat
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import final
+
+from trio_skills._beneath import components, open_file, open_folder, read_chunks
+from trio_skills._runtime import Existing, FileState
+from trio_skills._transfers import by_folder
+from trio_skills._upload import Upload
+from trio_skills.runtimes._staging import Cursor, StagedFolder, replace, sweep, workspace
+
+
+@final
+class Files:
+    """Writes and inspects files beneath a root. Targets are POSIX paths, as in a `Plan`.
+
+    Every method may be called in any thread, and several at once.
+    """
+
+    def __init__(self, root: int) -> None:
+        """Work beneath the folder whose descriptor is `root`, which stays the caller's."""
+        self._root = root
+
+    def write(self, target: str, chunks: Iterable[bytes], *, executable: bool = False) -> None:
+        """Write a file and the folders above it, or raise and leave what was there.
+
+        A process that is killed meanwhile can leave a temporary file beside it.
+        """
+        with Cursor(self._root, create=True) as cursor:
+            replace(*cursor.locate(components(target)), chunks, executable=executable)
+
+    def write_many(
+        self,
+        uploads: Sequence[Upload],
+        folders: Sequence[str],
+        existing: Existing,
+        check_cancelled: Callable[[], None],
+    ) -> list[Exception | None]:
+        """Do what `WritesMany.write_many` says, for uploads in the order of their targets.
+
+        `check_cancelled` is called before each file that is written, and not once the folders are
+        being put in their places: what is there must be reported.
+        """
+        errors: list[Exception | None] = []
+        by_parent = itertools.groupby(
+            by_folder(uploads, frozenset(folders)),
+            lambda found: None if found[0] is None else posixpath.dirname(found[0]),
+        )
+        for parent, group in by_parent:
+            if parent is None:
+                for _, (upload,) in group:
+                    check_cancelled()
+                    errors.append(self._write_upload(upload))
+            else:
+                batch = {posixpath.basename(folder or ""): members for folder, members in group}
+                errors += self._write_folders(components(parent), batch, existing, check_cancelled)
+        return errors
+
+    def _write_upload(self, upload: Upload) -> Exception | None:
+        try:
+            self.write(upload.target, upload.chunks(), executable=upload.executable)
+        except Exception as exc:  # noqa: BLE001  # any failure is an outcome
+            return exc
+        return None
+
+    def _write_folders(
+        self,
+        above: list[str],
+        batch: dict[str, list[Upload]],
+        existing: Existing,
+        check_cancelled: Callable[[], None],
+    ) -> list[Exception | None]:
+        """Write skill folders, by their names, into the folder `above`."""
+        parent = open_folder(self._root, above, create=True)
+        try:
+            sweep(parent)
+            with workspace(parent) as place:
+                staged = [
+                    StagedFolder(place, name, len(above), uploads)
+                    for name, uploads in batch.items()
+                ]
+                for folder in staged:
+                    folder.stage(check_cancelled)
+                for folder in staged:
+                    folder.publish(existing)
+        finally:
+            os.close(parent)
+        return [error for folder in staged for error in folder.errors]
+
+    def inspect(
+        self, targets: Sequence[str], check_cancelled: Callable[[], None]
+    ) -> dict[str, FileState]:
+        """Return what is at each target; `check_cancelled` is called before each."""
+        states = {}
+        with Cursor(self._root) as cursor:
+            for target in targets:
+                check_cancelled()
+                states[target] = self._state(cursor, components(target))
+        return states
+
+    def _state(self, cursor: Cursor, parts: list[str]) -> FileState:
+        try:
+            # The root itself is an entry of itself.
+            folder, name = cursor.locate(parts or ["."])
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return FileState("missing", writable=self._is_writable_above(parts))
+        except NotADirectoryError:
+            return FileState("other")
+        if stat.S_ISDIR(status.st_mode):
+            return FileState("folder", writable=_is_writable(folder, name))
+        if not stat.S_ISREG(status.st_mode):
+            return FileState("other")
+        digest = None
+        with suppress(OSError):  # a file that cannot be read is there all the same
+            digest = _digest(folder, name)
+        return FileState("file", digest, executable=bool(status.st_mode & stat.S_IXUSR))
+
+    def _is_writable_above(self, parts: list[str]) -> bool:
+        for length in range(len(parts) - 1, -1, -1):
+            try:
+                folder = open_folder(self._root, parts[:length])
+            except FileNotFoundError:
+                continue
+            except OSError:
+                return False
+            try:
+                return _is_writable(folder, ".")
+            finally:
+                os.close(folder)
+        return False
+
+    def set_executable(self, targets: Sequence[str]) -> None:
+        """Make files executable for whoever may read them. Raises for the first that fails."""
+        with Cursor(self._root) as cursor:
+            for target in targets:
+                folder, name = cursor.locate(components(target))
+                file = open_file(name, folder)
+                try:
+                    mode = stat.S_IMODE(os.fstat(file).st_mode)
+                    os.fchmod(file, mode | (mode & 0o444) >> 2)
+                finally:
+                    os.close(file)
+
+
+def _is_writable(folder: int, name: str) -> bool:
+    return os.access(name, os.W_OK | os.X_OK, dir_fd=folder)
+
+
+def _digest(folder: int, name: str) -> str:
+    file = open_file(name, folder)
+    try:
+        sha256 = hashlib.sha256()
+        for chunk in read_chunks(file):
+            sha256.update(chunk)
+        return sha256.hexdigest()
+    finally:
+        os.close(file)

@@ -1,0 +1,265 @@
+"""Skill folders that are made whole beside their place, and then renamed to it.
+
+The workspace is a hidden folder in the folder that holds the skills, so that a rename is all it
+takes. It is locked while it is in use. Who makes the next one there first puts back what a killed
+process had moved aside, and removes what it left.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Self
+
+import attrs
+
+from trio_skills._beneath import (
+    components,
+    exists,
+    open_file,
+    open_folder,
+    read_chunks,
+    remove_tree,
+    write_all,
+)
+from trio_skills._errors import TrioSkillsError
+from trio_skills._runtime import Existing
+from trio_skills._upload import Upload
+
+TEMPORARY = ".trio-skills-"
+"""How the names of workspaces and of temporary files begin."""
+
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+# A folder cannot be renamed to where one is, or where a file system is mounted. Then its files are
+# moved one by one, and each tells what else may be wrong.
+_IN_THE_WAY = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EBUSY, errno.EXDEV}
+
+
+@attrs.define
+class Cursor:
+    """The folder that was opened last beneath a root: neighbours in a sorted list share it."""
+
+    root: int
+    create: bool = False
+    parts: list[str] | None = None
+    folder: int = -1
+
+    def locate(self, parts: list[str]) -> tuple[int, str]:
+        """Return the folder, a descriptor that stays the cursor's, and the name of an entry."""
+        *above, name = parts
+        if above != self.parts:
+            self.close()
+            self.folder = open_folder(self.root, above, create=self.create)
+            self.parts = above
+        return self.folder, name
+
+    def close(self) -> None:
+        if self.parts is not None:
+            os.close(self.folder)
+            self.parts = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def write_new(folder: int, name: str, chunks: Iterable[bytes], *, executable: bool) -> None:
+    """Write a file that was not there, or raise and leave none. The umask applies."""
+    file = os.open(name, _NEW_FILE, 0o755 if executable else 0o644, dir_fd=folder)
+    try:
+        try:
+            for chunk in chunks:
+                write_all(file, chunk)
+            if executable and not (mode := os.fstat(file).st_mode) & 0o100:
+                os.fchmod(file, mode | 0o100)  # the umask took even the owner's bit
+        finally:
+            os.close(file)
+    except BaseException:
+        os.unlink(name, dir_fd=folder)
+        raise
+
+
+def replace(folder: int, name: str, chunks: Iterable[bytes], *, executable: bool) -> None:
+    """Write a file in place of what was there, or raise and leave that."""
+    # Not derived from the name, which may be as long as names can be.
+    temporary = TEMPORARY + secrets.token_hex(8)
+    write_new(folder, temporary, chunks, executable=executable)
+    try:
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        os.unlink(temporary, dir_fd=folder)
+        raise
+
+
+def _move(source: int, source_name: str, folder: int, name: str) -> None:
+    """Move a staged file to its place, also onto another file system that is mounted there."""
+    try:
+        os.rename(source_name, name, src_dir_fd=source, dst_dir_fd=folder)
+    except OSError as exc:
+        if exc.errno != errno.EXDEV:
+            raise
+        file = open_file(source_name, source)
+        try:
+            executable = bool(os.fstat(file).st_mode & 0o100)
+            replace(folder, name, read_chunks(file), executable=executable)
+        finally:
+            os.close(file)
+
+
+@attrs.frozen
+class Workspace:
+    """A hidden folder beside skill folders, for one packed write."""
+
+    parent: int
+    """The descriptor of the folder that it is in."""
+    new: int
+    """The descriptor of the folder in it where skill folders are made."""
+    aside: int
+    """The descriptor of the folder in it where those that they replace wait to be removed."""
+
+
+@contextmanager
+def workspace(parent: int) -> Iterator[Workspace]:
+    """Make a workspace in the folder `parent`; in the end, remove it."""
+    name, folder = _locked_folder(parent)
+    opened = [folder]
+    try:
+        new = open_folder(folder, ["new"], create=True)
+        opened.append(new)
+        aside = open_folder(folder, ["aside"], create=True)
+        opened.append(aside)
+        yield Workspace(parent, new, aside)
+    finally:
+        # Where it cannot be removed it is litter, for the next one to remove; not a failure.
+        with suppress(OSError):
+            remove_tree(parent, name)
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+def _locked_folder(parent: int) -> tuple[str, int]:
+    while True:
+        name = TEMPORARY + secrets.token_hex(8)
+        folder = open_folder(parent, [name], create=True)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass  # `sweep` was faster, and is about to remove it
+        except OSError:
+            return name, folder  # a file system without locks: nobody sweeps there
+        else:
+            if exists(parent, name):
+                return name, folder
+        os.close(folder)
+
+
+def sweep(parent: int) -> None:
+    """Clean up after processes that were killed: put back what was moved aside, remove the rest."""
+    with os.scandir(parent) as found:
+        names = [entry.name for entry in found if entry.name.startswith(TEMPORARY)]
+    for name in names:
+        with suppress(OSError):  # in use, or not ours to remove
+            folder = open_folder(parent, [name])
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                aside = open_folder(folder, ["aside"], create=True)
+                try:
+                    put_back(aside, parent)
+                finally:
+                    os.close(aside)
+                remove_tree(parent, name)
+            finally:
+                os.close(folder)
+
+
+def put_back(aside: int, parent: int) -> None:
+    """Rename to their places the skill folders in `aside` of which no new one is there."""
+    with os.scandir(aside) as found:
+        names = [entry.name for entry in found]
+    for name in names:
+        if not exists(parent, name):
+            os.rename(name, name, src_dir_fd=aside, dst_dir_fd=parent)
+
+
+@attrs.define
+class StagedFolder:
+    """One skill folder on its way: first into the workspace, then to its place."""
+
+    workspace: Workspace
+    """Where it is made."""
+    name: str
+    """What it is called."""
+    depth: int
+    """How many parts of each target are above it."""
+    uploads: Sequence[Upload]
+    """What it holds, in the order of their targets."""
+    errors: list[Exception | None] = attrs.Factory(list)
+    """For each upload, None or what went wrong."""
+
+    def stage(self, check_cancelled: Callable[[], None]) -> None:
+        """Write every upload into the workspace."""
+        with Cursor(self.workspace.new, create=True) as new:
+            for upload in self.uploads:
+                check_cancelled()
+                try:
+                    folder, name = new.locate(self._parts(upload))
+                    write_new(folder, name, upload.chunks(), executable=upload.executable)
+                except Exception as exc:  # noqa: BLE001  # any failure is an outcome
+                    self.errors.append(exc)
+                else:
+                    self.errors.append(None)
+
+    def publish(self, existing: Existing) -> None:
+        """Put what could be staged into its place; all or nothing, unless it may be merged."""
+        if existing != "merge" and any(self.errors):
+            reason = "not put there, because other files of its skill failed"
+            self.errors = [error or TrioSkillsError(reason) for error in self.errors]
+        elif None in self.errors:
+            try:
+                self._rename(existing)
+            except OSError as exc:
+                if existing == "merge" and exc.errno in _IN_THE_WAY:
+                    self._merge()
+                else:
+                    self.errors = [exc] * len(self.uploads)
+
+    def _parts(self, upload: Upload) -> list[str]:
+        return components(upload.target)[self.depth :]
+
+    def _rename(self, existing: Existing) -> None:
+        parent, new, aside = self.workspace.parent, self.workspace.new, self.workspace.aside
+        if existing != "merge" and exists(parent, self.name):
+            if existing == "error":
+                raise FileExistsError(errno.EEXIST, "the skill folder is there already", self.name)
+            os.rename(self.name, self.name, src_dir_fd=parent, dst_dir_fd=aside)
+        try:
+            os.rename(self.name, self.name, src_dir_fd=new, dst_dir_fd=parent)
+        except OSError:
+            put_back(aside, parent)
+            raise
+
+    def _merge(self) -> None:
+        with (
+            Cursor(self.workspace.new) as new,
+            Cursor(self.workspace.parent, create=True) as there,
+        ):
+            for index, upload in enumerate(self.uploads):
+                if self.errors[index] is None:
+                    try:
+                        parts = self._parts(upload)
+                        _move(*new.locate(parts), *there.locate(parts))
+                    except Exception as exc:  # noqa: BLE001  # any failure is an outcome
+                        self.errors[index] = exc

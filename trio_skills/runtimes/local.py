@@ -1,0 +1,124 @@
+"""A directory of this machine as a sandbox."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import final
+
+import trio
+
+from trio_skills._errors import RuntimeOpenError, describe
+from trio_skills._runtime import Existing, FileState, RunResult, Traits
+from trio_skills._threads import in_thread
+from trio_skills._upload import Upload
+from trio_skills.runtimes._files import Files
+
+
+@final
+class LocalRuntime:
+    """A directory of this machine, which every target lies beneath: also an absolute one.
+
+    Made by `open_local`. Writes never leave the directory: a link in it is refused, not followed.
+    Commands are not held back by anything: they run as you, in that directory.
+    """
+
+    # One worker thread writes a batch: enough batches for a progress bar and for several threads.
+    traits = Traits(max_batch_files=256, folds_case=sys.platform == "darwin")
+
+    def __init__(self, path: Path, files: Files) -> None:
+        """Not public: `open_local` opens the directory, and closes it."""
+        self._path = path
+        self._files = files
+
+    def __repr__(self) -> str:
+        return f"<LocalRuntime {str(self._path)!r}>"
+
+    async def write(self, target: str, data: bytes) -> None:
+        """Write a whole file, making the folders above it, or raise."""
+        await in_thread(self._files.write, target, [data])
+
+    async def write_many(
+        self, uploads: Sequence[Upload], *, folders: Sequence[str], existing: Existing
+    ) -> Sequence[Exception | None]:
+        """Write many files in one worker thread; see `WritesMany`."""
+        check = trio.from_thread.check_cancelled
+        return await in_thread(self._files.write_many, uploads, folders, existing, check)
+
+    async def inspect(self, targets: Sequence[str]) -> Mapping[str, FileState]:
+        """Return the state of every target."""
+        check = trio.from_thread.check_cancelled
+        return await in_thread(self._files.inspect, targets, check)
+
+    async def set_executable(self, targets: Sequence[str]) -> None:
+        """Make files executable."""
+        await in_thread(self._files.set_executable, targets)
+
+    async def run(self, argv: Sequence[str], env: Mapping[str, str]) -> RunResult:
+        """Run a command in the directory, with `env` over this process's environment.
+
+        Exit codes are a shell's: 127 where there is no such command, 126 where it may not be
+        executed, 128 and the signal's number where one ended it.
+
+        **Cancellation:** kills the command and what it started, unless that left its session.
+        """
+        await trio.lowlevel.checkpoint()
+        try:
+            ended = await trio.run_process(
+                list(argv),
+                cwd=self._path,
+                env={**os.environ, **env},
+                capture_stdout=True,
+                capture_stderr=True,
+                check=False,
+                start_new_session=True,
+                deliver_cancel=_kill_session,
+            )
+        except FileNotFoundError as exc:
+            return RunResult(127, stderr=str(exc).encode())
+        except PermissionError as exc:
+            return RunResult(126, stderr=str(exc).encode())
+        code = ended.returncode
+        return RunResult(code if code >= 0 else 128 - code, ended.stdout, ended.stderr)
+
+
+async def _kill_session(process: trio.Process) -> None:
+    # Nothing that it may do before it ends is wanted; Trio's default waits five seconds for it.
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await trio.lowlevel.checkpoint()
+
+
+@asynccontextmanager
+async def open_local(path: str | os.PathLike[str]) -> AsyncIterator[LocalRuntime]:
+    """Open a directory, which is made where it is missing, as a sandbox.
+
+    One that was made, and is empty in the end, is removed. `path` itself may be a link.
+
+    Raises:
+        RuntimeOpenError: It is no directory, or cannot be made or entered.
+    """
+    try:
+        directory, made = await in_thread(_make, path)
+        root = await in_thread(os.open, directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as exc:
+        raise RuntimeOpenError(str(path), describe(exc)) from exc
+    try:
+        yield LocalRuntime(directory, Files(root))
+    finally:
+        os.close(root)
+        for folder in made:
+            with suppress(OSError):  # not empty: that is what it was made for
+                os.rmdir(folder)
+
+
+def _make(path: str | os.PathLike[str]) -> tuple[Path, list[Path]]:
+    """Make a directory and those above it; return it, and what was made, the deepest first."""
+    directory = Path(os.path.abspath(path))
+    missing = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory, missing
