@@ -108,7 +108,7 @@ async def install(
     finally:
         report = job.report()
         job.emit(InstallEnded(report))
-    if report.failed or report.not_reached:
+    if report.failed:
         raise _install_error(report)
     return report
 

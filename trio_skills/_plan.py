@@ -96,7 +96,7 @@ def plan_skills(
     if isinstance(sources, str | bytes | os.PathLike):
         raise TypeError("sources is a list of folders, not one path")
     problems = _check_dest(dest)
-    dest = _normal(dest)
+    dest = _normal(dest) if not problems else "."  # said once, not again for each file
     rule = exclusion(tuple(exclude))
     skills: list[Skill] = []
     folders: set[str] = set()

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 import attrs
 
-from trio_skills._errors import Problem, TrioSkillsError, describe
+from trio_skills._errors import Problem, TrioSkillsError, UploadError
 from trio_skills._tree import Excluded
 
 State: TypeAlias = Literal["written", "unchanged", "failed", "not reached"]
@@ -26,8 +26,8 @@ class Outcome:
     """Its bytes."""
     state: State
     """How it ended."""
-    error: Exception | None = None
-    """Why it failed: an `UploadError`, its cause chained. None in every other state."""
+    error: UploadError | None = None
+    """Why it failed, its cause chained. None in every other state."""
     started: float | None = None
     """When its transfer began, in seconds of Trio's clock since the install began."""
     ended: float | None = None
@@ -137,11 +137,10 @@ class Report:
         return tuple(outcome for outcome in self.outcomes if outcome.state == state)
 
 
-def _error_to_dict(error: Exception | None) -> Mapping[str, str] | None:
+def _error_to_dict(error: UploadError | None) -> Mapping[str, str] | None:
     if error is None:
         return None
-    cause = error.__cause__ or error
-    return {"type": type(cause).__name__, "message": describe(error)}
+    return {"type": type(error.__cause__ or error).__name__, "message": error.reason}
 
 
 def _trace_event(number: int, outcomes: Sequence[Outcome]) -> dict[str, Any]:  # Any: JSON
@@ -183,6 +182,7 @@ class InstallError(ExceptionGroup[Exception], TrioSkillsError):
         super().__init__(message, errors)
 
     def derive(self, errors: Sequence[Exception], /) -> InstallError:  # type: ignore[override]  # typeshed: a group of anything; this one holds what it held
+        """Return a group of some of the errors, with the same report."""
         return type(self)(self.message, errors, report=self.report)
 
     def __reduce__(self) -> tuple[Any, ...]:  # Any: as in typeshed

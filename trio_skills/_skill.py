@@ -114,8 +114,7 @@ def _decode(data: bytes, findings: list[tuple[str, str]]) -> str:
         line = data.count(b"\n", 0, exc.start) + 1
         findings.append(("not-utf8", f"it is not UTF-8 (line {line}); save it as UTF-8"))
         text = utf8("replace").decode(data)
-    # The last three end a line in YAML 1.1, which PyYAML reads, but not in YAML 1.2.
-    return text.replace("\r\n", "\n").translate({0x0D: "\n", 0x85: " ", 0x2028: " ", 0x2029: " "})
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _frontmatter(text: str) -> str:
@@ -141,7 +140,8 @@ def _read_fields(frontmatter: str) -> dict[str, yaml.Node]:
     except yaml.MarkedYAMLError as exc:
         reason = ", ".join(filter(None, (exc.context, exc.problem)))
         place = f" (line {exc.problem_mark.line + 1})" if exc.problem_mark else ""
-        raise _invalid(f"{reason}{place}; quote a value that holds ': ' or ' #'") from exc
+        hint = "quote a value that holds ': ' or begins with a sign"
+        raise _invalid(f"{reason}{place}; {hint}") from exc
     # Without libyaml, an escape can name a character that there is not.
     except (yaml.YAMLError, ValueError, OverflowError) as exc:
         raise _invalid(str(exc)) from exc
