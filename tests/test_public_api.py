@@ -1,4 +1,4 @@
-"""The public names as an object: each documented, typed, and final where it must not be subclassed."""
+"""The public names as an object: each documented and typed, and final where it should be."""
 
 from __future__ import annotations
 

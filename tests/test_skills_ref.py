@@ -125,6 +125,8 @@ def rewrite(data: bytes) -> tuple[bytes, list[str]]:
     before, *rest = FENCE.split(text, maxsplit=2)
     if before or not rest:
         return text.encode(), faults
+    if text.startswith("---\t"):
+        faults.append("refuses a tab")
     if "---" in rest[0]:
         faults.append("ends frontmatter at any ---")
         # A name with these has the same faults, and neither means anything in YAML.
@@ -136,10 +138,11 @@ def rewrite(data: bytes) -> tuple[bytes, list[str]]:
 
 def rewrite_yaml(frontmatter: str, faults: list[str]) -> str:
     try:
+        events = list(yaml.parse(frontmatter, Loader=yaml.CSafeLoader))
         root = yaml.compose(frontmatter, Loader=yaml.CSafeLoader)
     except yaml.YAMLError:
         return frontmatter
-    if not isinstance(root, yaml.MappingNode):
+    if root is None or any(has_sign(event) for event in events):
         return frontmatter
     refused = sorted(set(write_in_block_style(root)))
     if "\t" in frontmatter:
@@ -148,6 +151,11 @@ def rewrite_yaml(frontmatter: str, faults: list[str]) -> str:
         return frontmatter
     faults += refused
     return "\n" + yaml.serialize(root, allow_unicode=True, width=10**9)
+
+
+def has_sign(event: yaml.Event) -> bool:
+    """Whether there is an anchor, an alias or a tag, which both refuse."""
+    return bool(getattr(event, "anchor", None) or getattr(event, "tag", None))
 
 
 def write_in_block_style(node: yaml.Node) -> Iterator[str]:
@@ -215,7 +223,7 @@ collections = st.one_of(
     st.sampled_from(["[]", "{}", "[a, b]", "{a: b}", "\n  a:\n    b: c\n  d:\n      e: f"]),
 )
 FIELDS = ("name", "description", "license", "compatibility", "metadata", "allowed-tools")
-keys = st.sampled_from([*FIELDS, *FIELDS, "version", "'name'", "<<", "Name", "1", "# name"])
+keys = st.sampled_from([*FIELDS, *FIELDS, "version", "'name'", "<<", "Name", "1"])
 
 
 often = st.sampled_from([True, True, True, False])
@@ -236,9 +244,15 @@ def files(draw: st.DrawFn) -> bytes:
     given_keys = {key for key, _ in fields}
     usual = [("name", "pdf"), ("description", "Reads PDFs.")]
     fields += [field for field in usual if field[0] not in given_keys and draw(often)]
-    begin = draw(mostly("---", "--- ", "----", "", "\ufeff---", "\n---"))
+    begin = draw(mostly("---", "---\t", "--- ", "----", "", "\ufeff---", "\n---"))
     end = draw(mostly("---", "---\t", "----", "", "...", "---\n---"))
-    lines = [begin, *(f"{key}: {value}" for key, value in draw(st.permutations(fields))), end]
+    comment = draw(mostly("", "# --- fields ---"))
+    lines = [
+        begin,
+        comment,
+        *(f"{key}: {value}" for key, value in draw(st.permutations(fields))),
+        end,
+    ]
     text = "\n".join([*lines, draw(st.sampled_from(["", "Body\n", "---\n"]))])
     eol = draw(st.sampled_from(["\n", "\n", "\r\n", "\r"]))
     encoding = draw(mostly("utf-8", "latin-1"))
@@ -246,7 +260,7 @@ def files(draw: st.DrawFn) -> bytes:
 
 
 class TestGeneratedSkills:
-    @settings(max_examples=20000, deadline=None)
+    @settings(max_examples=300, deadline=None)
     @given(files())
     def test_agree_but_for_faults_of_the_reference(self, data: bytes) -> None:
         text = data.decode("utf-8", "replace").replace("\r", "\n")
@@ -279,11 +293,29 @@ class TestGeneratedSkills:
 
 @pytest.mark.corpus
 class TestPublishedSkills:
-    def test_agree_but_for_faults_of_the_reference(self, corpus: dict[str, Path]) -> None:
+    def test_agree_in_every_finding(self, corpus: dict[str, Path]) -> None:
+        """Pinned collections, so the counts are exact."""
         counts: Counter[str] = Counter()
         for collection in corpus.values():
             for folder in skill_folders(collection):
-                faults = compare(folder, (folder / "SKILL.md").read_bytes())
-                counts.update(faults or ["agree"])
-        print(counts)
-        assert counts["agree"] > 0
+                counts.update(compare(folder, (folder / "SKILL.md").read_bytes()) or ["agree"])
+        assert counts == {"agree": 229}
+
+    def test_have_the_findings_that_a_person_would_expect(self, corpus: dict[str, Path]) -> None:
+        findings = {
+            package: Counter(
+                problem.kind
+                for folder in skill_folders(collection)
+                for problem in parse_skill(
+                    folder, folder.name, (folder / "SKILL.md").read_bytes()
+                ).problems
+            )
+            for package, collection in corpus.items()
+        }
+        assert findings == {
+            "abvx-agent-skills": {},
+            "biomedical-ai-skills": {"frontmatter-missing": 16},
+            "bitranox-skills": {},
+            "claude-data-skills": {"frontmatter-invalid": 6, "name-mismatch": 1},
+            "writing-skills": {},
+        }

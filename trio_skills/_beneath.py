@@ -7,6 +7,7 @@ path first and an open afterwards would leave a gap in which a component can be 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat
 from collections.abc import Iterator
@@ -50,14 +51,13 @@ def open_folder(root: int, parts: list[str], *, create: bool = False) -> int:
 def _open_part(folder: int, part: str, *, create: bool) -> int:
     try:
         return os.open(part, _FOLDER, dir_fd=folder)
-    except FileNotFoundError:
-        if not create:
-            raise
-    except NotADirectoryError as exc:
-        if is_link(folder, part):
+    except OSError as exc:
+        # Linux says ENOTDIR of a link, other systems ELOOP.
+        if exc.errno in (errno.ENOTDIR, errno.ELOOP) and is_link(folder, part):
             reason = "a link is in the way, and links are not followed"
-            raise NotADirectoryError(exc.errno, reason, part) from exc
-        raise
+            raise NotADirectoryError(errno.ENOTDIR, reason, part) from exc
+        if not (create and exc.errno == errno.ENOENT):
+            raise
     # Another writer may be first; a link that was put there meanwhile is refused below.
     with suppress(FileExistsError):
         os.mkdir(part, dir_fd=folder)
@@ -103,46 +103,38 @@ def write_all(file: int, data: bytes) -> None:
 
 
 def remove_tree(root: int, name: str) -> None:
-    """Remove the entry `name` of the folder `root` with all that is below it. Raises `OSError`.
+    """Remove the folder `name` of the folder `root` with all that is in it. Raises `OSError`.
 
-    `shutil.rmtree` recurses before Python 3.13, and hostile trees are deep.
+    Hostile trees are deep, so this neither recurses, as `shutil.rmtree` does before Python 3.13,
+    nor walks down again for each folder: what is in a folder below is moved up, and found next.
     """
-    waiting = [[name]]
-    while waiting:
-        parts = waiting[-1]
-        above = open_folder(root, parts[:-1])
-        try:
-            folders = _empty(above, parts[-1])
-            if not folders:
-                waiting.pop()
-                _remove(above, parts[-1])
-        finally:
-            os.close(above)
-        waiting += [[*parts, folder] for folder in folders]
-
-
-def _empty(above: int, name: str) -> list[str]:
-    """Remove the files of a folder, and return the folders that are in it."""
+    top = open_folder(root, [name])
     try:
-        folder = open_folder(above, [name])
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    try:
-        with os.scandir(folder) as found:
-            entries = list(found)
-        below = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-        for entry in entries:
-            if not entry.is_dir(follow_symlinks=False):
-                os.unlink(entry.name, dir_fd=folder)
+        numbers = itertools.count()
+        while folders := _remove_files(top):
+            for folder in folders:
+                below = open_folder(top, [folder])
+                try:
+                    for deeper in _remove_files(below):
+                        os.rename(deeper, _unused(top, numbers), src_dir_fd=below, dst_dir_fd=top)
+                finally:
+                    os.close(below)
+                os.rmdir(folder, dir_fd=top)
     finally:
-        os.close(folder)
-    return below
+        os.close(top)
+    os.rmdir(name, dir_fd=root)
 
 
-def _remove(above: int, name: str) -> None:
-    try:
-        os.rmdir(name, dir_fd=above)
-    except NotADirectoryError:
-        os.unlink(name, dir_fd=above)
-    except FileNotFoundError:
-        pass
+def _remove_files(folder: int) -> list[str]:
+    """Remove what is no folder, and return the names of the folders."""
+    with os.scandir(folder) as found:
+        entries = list(found)
+    folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for entry in entries:
+        if not entry.is_dir(follow_symlinks=False):
+            os.unlink(entry.name, dir_fd=folder)
+    return folders
+
+
+def _unused(folder: int, numbers: Iterator[int]) -> str:
+    return next(name for name in map(str, numbers) if not exists(folder, name))

@@ -51,6 +51,9 @@ _FIELDS: Mapping[str, type[yaml.Node]] = {
 }
 _SHAPES = {yaml.ScalarNode: "text", yaml.SequenceNode: "a list", yaml.MappingNode: "a map"}
 
+_Finding = tuple[str, str]
+"""The kind and the message of a problem."""
+
 # A line of its own: `skills-ref` takes any `---`, even one in the midst of a description.
 _FENCE = re.compile(r"^---[ \t]*$", re.MULTILINE)
 
@@ -75,15 +78,15 @@ def parse_skill(folder: Path, name: str, data: bytes) -> Skill:
     `data` is the content of its `SKILL.md`; the first `MAX_CHECKED` bytes are enough. Whatever
     those bytes are, this raises nothing: what is wrong with them is in `Skill.problems`.
     """
-    findings: list[tuple[str, str]] = []
+    text, findings = _decode(data[:MAX_CHECKED])
     description = None
     try:
-        text = _decode(data[:MAX_CHECKED], findings)
         fields = _read_fields(_frontmatter(text))
-        findings += _check(name, fields)
-        description = _text(fields, "description").strip() or None
     except _UnreadableError as exc:
         findings.append((exc.kind, exc.message))
+    else:
+        findings += _check(name, fields)
+        description = _text(fields, "description").strip() or None
     path = str(folder / "SKILL.md")
     problems = tuple(Problem(kind, path, message) for kind, message in findings)
     return Skill(folder, name, description, problems)
@@ -104,17 +107,18 @@ def _show(text: str) -> str:
     return f"'{printable(short)}'"
 
 
-def _decode(data: bytes, findings: list[tuple[str, str]]) -> str:
-    """Return the text with every line ended by a newline; what is not UTF-8 in it is replaced."""
+def _decode(data: bytes) -> tuple[str, list[_Finding]]:
+    """Return the text with every line ended by a newline, and with what is not UTF-8 replaced."""
+    findings = []
     data = data.removeprefix(codecs.BOM_UTF8)
-    utf8 = codecs.getincrementaldecoder("utf-8")
+    utf8 = codecs.getincrementaldecoder("utf-8")  # forgives a last character that was cut in two
     try:
-        text = utf8().decode(data)  # which forgives a last character that was cut in two
+        text = utf8().decode(data)
     except UnicodeDecodeError as exc:
         line = data.count(b"\n", 0, exc.start) + 1
         findings.append(("not-utf8", f"it is not UTF-8 (line {line}); save it as UTF-8"))
         text = utf8("replace").decode(data)
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return text.replace("\r\n", "\n").replace("\r", "\n"), findings
 
 
 def _frontmatter(text: str) -> str:
@@ -168,7 +172,9 @@ def _check_events(frontmatter: str) -> None:
     for event in yaml.parse(frontmatter, Loader=_Loader):
         match event:
             case yaml.AliasEvent() | yaml.NodeEvent(anchor=str()):
-                message = f"{_line(event)} has a YAML anchor (&) or alias (*); quote the value"
+                message = (
+                    f"{_line(event)} has a YAML anchor (&) or alias (*); quote it, or write it out"
+                )
                 raise _UnreadableError("frontmatter-alias", message)
             case yaml.ScalarEvent(tag=str()) | yaml.CollectionStartEvent(tag=str()):
                 message = f"{_line(event)} has a YAML tag (!); leave it out, or quote the value"
@@ -209,13 +215,12 @@ def _text(fields: Mapping[str, yaml.Node], field: str) -> str:
     return node.value if isinstance(node, yaml.ScalarNode) else ""
 
 
-def _check(name: str, fields: Mapping[str, yaml.Node]) -> Iterator[tuple[str, str]]:
-    """Yield the kind and the message of everything that breaks the specification."""
+def _check(name: str, fields: Mapping[str, yaml.Node]) -> Iterator[_Finding]:
+    """Yield everything that breaks the specification."""
     if unknown := sorted(fields.keys() - _FIELDS.keys()):
         shown = ", ".join(_show(field) for field in unknown[:5])
         more = f" and {len(unknown) - 5:,} more" if len(unknown) > 5 else ""
-        message = f"unknown field {shown}{more}; 'metadata' is the place for what is not"
-        yield "unknown-field", f"{message} {', '.join(_FIELDS)}"
+        yield "unknown-field", f"unknown field {shown}{more}; move what is your own into 'metadata'"
     for field, shape in _FIELDS.items():
         node = fields.get(field)
         if node is not None and not isinstance(node, shape):
@@ -234,7 +239,7 @@ def _check(name: str, fields: Mapping[str, yaml.Node]) -> Iterator[tuple[str, st
             yield f"{field}-too-long", message
 
 
-def _check_name(name: str, folder: str) -> Iterator[tuple[str, str]]:
+def _check_name(name: str, folder: str) -> Iterator[_Finding]:
     shown = _show(name)
     if len(name) > MAX_NAME:
         yield "name-too-long", f"the name has {len(name):,} characters; shorten it to {MAX_NAME}"

@@ -20,6 +20,7 @@ import pathspec
 from trio_skills._beneath import components, open_file, open_folder, read_chunks
 from trio_skills._errors import Problem, describe
 from trio_skills._printable import printable
+from trio_skills._skill import MAX_CHECKED
 
 DEFAULT_EXCLUDED = (".git", "__pycache__", "*.pyc", ".DS_Store")
 """What is left out unless a pattern takes it back in. No other rule: dotfiles belong to a skill."""
@@ -30,9 +31,6 @@ MAX_PATH = 4096
 """Bytes of a whole target: Linux's `PATH_MAX`."""
 MAX_FILES = 1_000_000
 """Files of one tree. Links to folders can multiply a small tree without end."""
-
-HEAD = 2**20
-"""How much of the beginning of `SKILL.md` is kept for reading its frontmatter."""
 
 
 @attrs.frozen
@@ -76,7 +74,7 @@ class Tree:
     problems: list[Problem] = attrs.Factory(list)
     """What was refused, sorted by path."""
     skill_md: bytes | None = None
-    """The beginning, up to `HEAD` bytes, of the `SKILL.md`; None where there is none."""
+    """The beginning, as much as `parse_skill` reads, of the `SKILL.md`; None where there is none."""
 
 
 def exclusion(patterns: tuple[str, ...]) -> pathspec.GitIgnoreSpec:
@@ -230,7 +228,7 @@ class _Reader:
             file = open_file(name, descriptor)
             try:
                 mode = os.fstat(file).st_mode
-                size, digest, head = _measure(file, HEAD if path == "SKILL.md" else 2)
+                size, digest, head = _measure(file, MAX_CHECKED if path == "SKILL.md" else 2)
             finally:
                 os.close(file)
         except OSError as exc:
