@@ -18,7 +18,7 @@ test: .venv/developing corpus lint  ## Check everything: style, types, imports, 
 lint: .venv/developing  ## Check style, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	find trio_skills tests property_tests bench -name '*.py' -exec \
+	find trio_skills bench -name '*.py' -exec \
 	  $(BIN)/flake8-async --enable=ASYNC,ASYNC910,ASYNC911,ASYNC912,ASYNC913 {} +
 	$(BIN)/mypy
 	$(BIN)/lint-imports
@@ -40,6 +40,8 @@ clean:  ## Remove everything that the other targets made
 	rm -rf .venv .demo .corpus .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
 .venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit("needs Python 3.11 or later: make PYTHON=python3.11 …" \
+	  if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 

@@ -32,6 +32,11 @@ def components(path: str) -> list[str]:
     return parts
 
 
+def target_parts(target: str) -> list[str]:
+    """Return the parts of a target, which is UTF-8 whatever this process's locale is."""
+    return [os.fsdecode(part.encode()) for part in components(target)]
+
+
 def open_folder(root: int, parts: list[str], *, create: bool = False) -> int:
     """Return a descriptor, which the caller closes, of the folder `parts` beneath `root`.
 

@@ -74,7 +74,7 @@ class Tree:
     problems: list[Problem] = attrs.Factory(list)
     """What was refused, sorted by path."""
     skill_md: bytes | None = None
-    """The beginning, as much as `parse_skill` reads, of the `SKILL.md`; None where there is none."""
+    """The beginning of the `SKILL.md`, as much as is checked; None where there is none."""
 
 
 def exclusion(patterns: tuple[str, ...]) -> pathspec.GitIgnoreSpec:

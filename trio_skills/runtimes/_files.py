@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import final
 
-from trio_skills._beneath import components, open_file, open_folder, read_chunks
+from trio_skills._beneath import open_file, open_folder, read_chunks, target_parts
 from trio_skills._runtime import Existing, FileState
 from trio_skills._transfers import by_folder
 from trio_skills._upload import Upload
@@ -35,7 +35,7 @@ class Files:
         A process that is killed meanwhile can leave a temporary file beside it.
         """
         with Cursor(self._root, create=True) as cursor:
-            replace(*cursor.locate(components(target)), chunks, executable=executable)
+            replace(*cursor.locate(target_parts(target)), chunks, executable=executable)
 
     def write_many(
         self,
@@ -60,8 +60,10 @@ class Files:
                     check_cancelled()
                     errors.append(self._write_upload(upload))
             else:
-                batch = {posixpath.basename(folder or ""): members for folder, members in group}
-                errors += self._write_folders(components(parent), batch, existing, check_cancelled)
+                batch = {target_parts(folder or "")[-1]: members for folder, members in group}
+                errors += self._write_folders(
+                    target_parts(parent), batch, existing, check_cancelled
+                )
         return errors
 
     def _write_upload(self, upload: Upload) -> Exception | None:
@@ -103,7 +105,7 @@ class Files:
         with Cursor(self._root) as cursor:
             for target in targets:
                 check_cancelled()
-                states[target] = self._state(cursor, components(target))
+                states[target] = self._state(cursor, target_parts(target))
         return states
 
     def _state(self, cursor: Cursor, parts: list[str]) -> FileState:
@@ -142,7 +144,7 @@ class Files:
         """Make files executable for whoever may read them. Raises for the first that fails."""
         with Cursor(self._root) as cursor:
             for target in targets:
-                folder, name = cursor.locate(components(target))
+                folder, name = cursor.locate(target_parts(target))
                 file = open_file(name, folder)
                 try:
                     mode = stat.S_IMODE(os.fstat(file).st_mode)

@@ -19,12 +19,12 @@ from typing import Self
 import attrs
 
 from trio_skills._beneath import (
-    components,
     exists,
     open_file,
     open_folder,
     read_chunks,
     remove_tree,
+    target_parts,
     write_all,
 )
 from trio_skills._errors import TrioSkillsError
@@ -237,7 +237,7 @@ class StagedFolder:
                     self.errors = [exc] * len(self.uploads)
 
     def _parts(self, upload: Upload) -> list[str]:
-        return components(upload.target)[self.depth :]
+        return target_parts(upload.target)[self.depth :]
 
     def _rename(self, existing: Existing) -> None:
         parent, new, aside = self.workspace.parent, self.workspace.new, self.workspace.aside
