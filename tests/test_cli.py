@@ -155,7 +155,7 @@ class TestInstall:
         """Case 25, OpenNeuroOrg/openneuro#2613: `ulimit -n 64` and 500 files."""
         make_skill(tmp_path / "pdf", {f"f{number}": b"x" for number in range(500)})
         for strategy in ("concurrent", "packed"):
-            arguments = ["install", tmp_path / "pdf", "--to", root / strategy]
+            arguments = ["install", str(tmp_path / "pdf"), "--to", str(root / strategy)]
             limited = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh"]
             ended = run(*arguments, "--strategy", strategy, before=limited)
             assert ended.returncode == 0, ended.stderr + ended.stdout

@@ -1,0 +1,82 @@
+"""`python -m bench core`: measure, and print a table."""
+
+from __future__ import annotations
+
+import json as json_
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import trio
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.table import Table
+
+from bench import core
+from bench.measure import Result, compare
+
+app = App(name="python -m bench", help="Measure trio-skills.", help_format="plaintext")
+
+_FACTORS = {"ms": 1e3, "µs": 1e6, "MiB": 1.0}
+
+
+@app.default
+def bench(
+    group: Literal["core"] = "core",
+    /,
+    *,
+    rounds: Annotated[int, Parameter(help="Counted rounds, after a warm-up.")] = 6,
+    only: Annotated[str, Parameter(help="Comparisons whose name begins so.")] = "",
+    quick: Annotated[bool, Parameter(help="Less of everything: does it run?", negative=())] = False,
+    json: Annotated[Path | None, Parameter(help="Where to write every round.")] = None,
+) -> None:
+    """Compare this library with what it is promised to be near to, in one run."""
+    with core.comparisons(quick=quick) as comparisons:
+        results = [
+            compare(comparison, 1 if quick else rounds)
+            for comparison in comparisons
+            if comparison.name.startswith(only)
+        ]
+    _show(results)
+    if json is not None:
+        json.write_text(json_.dumps(_to_dict(group, results), indent=2))
+
+
+def _to_dict(group: str, results: Sequence[Result]) -> dict[str, object]:
+    return {
+        "group": group,
+        "python": platform.python_version(),
+        "trio": trio.__version__,
+        "machine": platform.platform(),
+        "results": [result.to_dict() for result in results],
+    }
+
+
+def _show(results: Sequence[Result]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("what", "ours", "baseline", "ratio", "range", "at most", ""):
+        table.add_column(heading, justify="left" if heading in ("what", "") else "right")
+    table.add_column("baseline is")
+    for result in results:
+        comparison = result.comparison
+        promise = "" if comparison.at_most is None else f"{comparison.at_most:g}"
+        table.add_row(
+            comparison.name,
+            _median(result.ours, comparison.unit),
+            _median(result.baseline, comparison.unit),
+            f"{'+' * (comparison.unit == 'MiB')}{result.figure:.2f}",
+            f"{min(result.figures):.2f} to {max(result.figures):.2f}",
+            promise,
+            {True: "ok", False: "MISSED", None: ""}[result.kept],
+            comparison.against,
+        )
+    Console(width=160, highlight=False).print(table)
+
+
+def _median(figures: Sequence[float], unit: str) -> str:
+    return f"{sorted(figures)[len(figures) // 2] * _FACTORS[unit]:.1f} {unit}"
+
+
+if __name__ == "__main__":
+    app()

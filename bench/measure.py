@@ -1,0 +1,88 @@
+"""What is measured, and how: interleaved rounds, medians, and ratios round by round."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+from collections.abc import Callable, Sequence
+
+import attrs
+
+Measure = Callable[[], float]
+"""Does the work once and returns what it took: seconds, or MiB."""
+
+
+@attrs.frozen
+class Comparison:
+    """Ours beside a baseline, and what was promised of the two."""
+
+    name: str
+    """To choose it by; a group and a variant."""
+    ours: Measure
+    """What is measured."""
+    baseline: Measure
+    """What it is compared with."""
+    against: str
+    """What the baseline is, in words."""
+    unit: str = "ms"
+    """`ms` (measured in seconds), `µs` or `MiB`."""
+    at_most: float | None = None
+    """The promise: the ratio, or for MiB the difference; None: for information."""
+
+
+@attrs.frozen
+class Result:
+    """A comparison's rounds."""
+
+    comparison: Comparison
+    """What was compared."""
+    ours: Sequence[float]
+    """One figure for each round."""
+    baseline: Sequence[float]
+    """One figure for each round, taken right after ours."""
+
+    @property
+    def figures(self) -> list[float]:
+        """For each round, the ratio; for MiB the difference."""
+        pairs = zip(self.ours, self.baseline, strict=True)
+        if self.comparison.unit == "MiB":
+            return [ours - baseline for ours, baseline in pairs]
+        return [ours / baseline for ours, baseline in pairs]
+
+    @property
+    def figure(self) -> float:
+        """The median of the rounds' figures."""
+        return statistics.median(self.figures)
+
+    @property
+    def kept(self) -> bool | None:
+        """Whether the promise is kept; None where there is none."""
+        at_most = self.comparison.at_most
+        return None if at_most is None else self.figure <= at_most
+
+    def to_dict(self) -> dict[str, object]:
+        """Return what `--json` has of it."""
+        return {
+            "name": self.comparison.name,
+            "against": self.comparison.against,
+            "unit": self.comparison.unit,
+            "ours": list(self.ours),
+            "baseline": list(self.baseline),
+            "figures": self.figures,
+            "median": self.figure,
+            "at_most": self.comparison.at_most,
+            "kept": self.kept,
+        }
+
+
+def compare(comparison: Comparison, rounds: int) -> Result:
+    """Measure in turn, A B A B, after a warm-up of each that is not counted."""
+    comparison.ours()
+    comparison.baseline()
+    ours, baseline = [], []
+    for _ in range(rounds):
+        gc.collect()
+        ours.append(comparison.ours())
+        gc.collect()
+        baseline.append(comparison.baseline())
+    return Result(comparison, ours, baseline)
