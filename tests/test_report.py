@@ -12,9 +12,7 @@ from trio_skills.testing import Fault, MemoryRuntime, PackingMemoryRuntime
 
 
 def failed(target: str, cause: Exception) -> Outcome:
-    error = UploadError(target, str(cause))
-    error.__cause__ = cause
-    return Outcome(target, 1, "failed", error, 0.0, 1.0, 0)
+    return Outcome(target, 1, "failed", UploadError(target, cause), 0.0, 1.0, 0)
 
 
 @pytest.fixture

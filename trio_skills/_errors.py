@@ -73,15 +73,16 @@ class DestinationError(TrioSkillsError):
 
 
 class UploadError(TrioSkillsError):
-    """One planned file is not in the sandbox as planned; `__cause__` says why."""
+    """One planned file is not in the sandbox as planned; `__cause__` says why, pickled too."""
 
-    def __init__(self, target: str, reason: str) -> None:
+    def __init__(self, target: str, cause: BaseException) -> None:
         self.target = target
-        self.reason = reason
-        super().__init__(target, reason)
+        self.reason = describe(cause)
+        super().__init__(target, cause)
+        self.__cause__ = cause
 
     def __str__(self) -> str:
-        return f"{printable(self.target)}: {printable(self.reason)}"
+        return f"{printable(self.target)}: {self.reason}"
 
 
 class SourceChangedError(TrioSkillsError):

@@ -17,7 +17,7 @@ import attrs
 import trio
 
 from trio_skills import _commands
-from trio_skills._errors import DestinationError, PlanError, UploadError, VerifyError, describe
+from trio_skills._errors import DestinationError, PlanError, UploadError, VerifyError
 from trio_skills._events import Event, InstallEnded, TransferEnded, TransferStarted
 from trio_skills._limits import Limits
 from trio_skills._plan import Plan
@@ -311,74 +311,78 @@ class _Job:
             targets = tuple(upload.target for upload in transfer.uploads)
             self.emit(TransferStarted(transfer.number, targets, transfer.size))
             if self.packer is not None:
-                errors = await self._write_many(self.packer, transfer)
+                await self._write_many(self.packer, transfer, started)
             else:
-                errors = [await self._write(transfer.uploads[0])]
+                await self._write(transfer.uploads[0], transfer, started)
         finally:
             self._release(transfer.size)
-        ended = self._now()
-        outcomes = tuple(
-            self._outcome(upload, error, started, ended, transfer.number)
-            for upload, error in zip(transfer.uploads, errors, strict=True)
-        )
+        outcomes = tuple(self.outcomes[target] for target in targets)
         self.emit(TransferEnded(transfer.number, outcomes))
 
-    async def _write(self, upload: Upload) -> Exception | None:
+    async def _write(  # noqa: ASYNC910
+        self, upload: Upload, transfer: Transfer, started: float
+    ) -> None:
         self.round_trips += 1
+        error: Exception | None = None
         try:
-            data = (
-                upload.source if isinstance(upload.source, bytes) else await in_thread(upload.read)
-            )
+            if isinstance(upload.source, bytes):
+                data = upload.source
+            else:
+                data = await in_thread(upload.read)
             await self.runtime.write(upload.target, data)
         except Exception as exc:  # noqa: BLE001  # any failure is an outcome
-            return exc  # noqa: ASYNC910
-        if upload.executable:
+            error = exc
+        if upload.executable and error is None:
             self.without_bit.append(upload.target)
-        return None  # noqa: ASYNC910
+        self._record(upload, error, transfer, started)
 
-    async def _write_many(
-        self, packer: WritesMany, transfer: Transfer
-    ) -> Sequence[Exception | None]:
+    async def _write_many(self, packer: WritesMany, transfer: Transfer, started: float) -> None:  # noqa: ASYNC910
         self.round_trips += 1
+        uploads = transfer.uploads
         try:
             errors = await packer.write_many(
-                transfer.uploads, folders=transfer.folders, existing=self.existing
+                uploads, folders=transfer.folders, existing=self.existing
             )
-            if len(errors) != len(transfer.uploads):
-                message = (
-                    f"write_many has {len(errors)} outcomes for {len(transfer.uploads)} uploads"
-                )
-                raise RuntimeError(message)
+            if len(errors) != len(uploads):
+                raise RuntimeError(f"write_many has {len(errors)} outcomes, not {len(uploads)}")
         except Exception as exc:  # noqa: BLE001  # any failure is an outcome
             if self.existing == "merge":
-                return await self._write_each(transfer.uploads, exc)
-            return [exc] * len(transfer.uploads)  # noqa: ASYNC910
-        return errors  # noqa: ASYNC910
+                await self._write_each(transfer, exc, started)
+                return
+            errors = [exc] * len(uploads)
+        for upload, error in zip(uploads, errors, strict=True):
+            self._record(upload, error, transfer, started)
 
-    async def _write_each(
-        self, uploads: Sequence[Upload], batch_error: Exception
-    ) -> list[Exception | None]:
+    async def _write_each(self, transfer: Transfer, batch_error: Exception, started: float) -> None:  # noqa: ASYNC910
         """Settle a failed batch file by file, so that exactly the files that fail are blamed."""
-        errors: list[Exception | None] = []
-        for upload in uploads:
-            if len(errors) == _HOPELESS and None not in errors:
-                return errors + [batch_error] * (len(uploads) - _HOPELESS)  # noqa: ASYNC910
-            errors.append(await self._write(upload))
-        return errors  # noqa: ASYNC910
+        failures = 0
+        for number, upload in enumerate(transfer.uploads):
+            if failures == number == _HOPELESS:
+                for rest in transfer.uploads[number:]:
+                    self._record(rest, batch_error, transfer, started)
+                return  # noqa: ASYNC910
+            await self._write(upload, transfer, started)
+            failures += self.outcomes[upload.target].state == "failed"
 
-    def _outcome(
-        self, upload: Upload, error: Exception | None, started: float, ended: float, number: int
-    ) -> Outcome:
-        outcome = Outcome(upload.target, upload.size, "written", None, started, ended, number)
-        self.outcomes[upload.target] = outcome
-        return outcome if error is None else self._fail(outcome.target, error)
+    def _record(
+        self, upload: Upload, error: Exception | None, transfer: Transfer, started: float
+    ) -> None:
+        """Record an outcome as soon as it is known: a cancellation may come before the next."""
+        self.outcomes[upload.target] = Outcome(
+            target=upload.target,
+            size=upload.size,
+            state="written",
+            started=started,
+            ended=self._now(),
+            transfer=transfer.number,
+        )
+        if error is not None:
+            self._fail(upload.target, error)
 
-    def _fail(self, target: str, cause: Exception) -> Outcome:
+    def _fail(self, target: str, cause: Exception) -> None:
         self.has_failed = True
-        error = UploadError(target, describe(cause))
-        error.__cause__ = cause
+        error = UploadError(target, cause)
         self.outcomes[target] = attrs.evolve(self.outcomes[target], state="failed", error=error)
-        return self.outcomes[target]
 
     async def _blame_for_bits(self, targets: Sequence[str], cause: Exception) -> None:
         """Fail those of `targets` that did not become executable; all, where it cannot be seen."""

@@ -1,0 +1,260 @@
+"""The promises of an install, for any plan, limits, latencies, faults, schedule and cancellation.
+
+Each takes `st.random_module()`: Trio shuffles its tasks with `random`, which Hypothesis otherwise
+seeds the same way for every example, so that one schedule alone would be seen.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import random
+from functools import partial
+from typing import Any
+
+import attrs
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trio.testing import MockClock
+
+from property_tests.simulation import (
+    Scenario,
+    check_bounds,
+    check_order,
+    check_report,
+    check_settled,
+    failed,
+    planned,
+    scenarios,
+    simulate,
+)
+from trio_skills import Event, InstallEnded, InstallError, Limits, Report, UploadError, install
+from trio_skills.testing import MemoryFile, MemoryRuntime
+
+schedules = st.random_module()
+
+
+async def carry_out(
+    scenario: Scenario, runtime: MemoryRuntime, limits: Limits, **options: Any
+) -> tuple[Report, InstallError | None]:
+    try:
+        report = await install(
+            scenario.plan,
+            runtime,
+            limits=limits,
+            strategy=scenario.strategy,
+            batch_size=scenario.batch_size,
+            **options,
+        )
+    except InstallError as error:
+        return error.report, error
+    return report, None
+
+
+@given(scenarios(), st.booleans(), schedules)
+def test_every_target_gets_exactly_one_write_and_one_outcome(
+    scenario: Scenario, verify: bool, schedule: object
+) -> None:
+    runtime, limits = scenario.runtime(), scenario.limits()
+    report, error = simulate(partial(carry_out, scenario, runtime, limits, verify=verify))
+    assert error is None
+    assert report.ok
+    check_report(report, scenario.plan)
+    written = [target for call in runtime.log for target in call.targets]
+    assert sorted(written) == [upload.target for upload in scenario.plan.uploads]
+    assert runtime.files == planned(scenario.plan)
+    assert report.round_trips == len(runtime.log)
+    check_settled(runtime, limits)
+    check_bounds(runtime, limits)
+    check_order(runtime)
+
+
+@given(scenarios(faults=True, bad_commands=True), schedules)
+def test_everything_settles_before_exactly_the_failures_are_raised(
+    scenario: Scenario, schedule: object
+) -> None:
+    runtime, limits = scenario.runtime(), scenario.limits()
+    raised_at = []
+
+    async def main() -> tuple[Report, InstallError | None]:
+        result = await carry_out(scenario, runtime, limits)
+        raised_at.append(trio.current_time())
+        return result
+
+    report, error = simulate(main)
+    check_settled(runtime, limits)
+    check_bounds(runtime, limits)
+    check_order(runtime)
+    check_report(report, scenario.plan)
+    assert all(call.ended <= raised_at[0] for call in runtime.log)
+    commands = [call for call in runtime.log if call.method == "run"]
+    if scenario.bad:
+        assert commands == []  # no chmod after a failure
+        assert failed(report.outcomes) == scenario.expected_failures(runtime)
+    elif scenario.bad_command and commands:
+        assert failed(report.outcomes) == set(scenario.plan.executables)
+    else:
+        assert report.ok
+    assert (error is None) == (not report.failed)
+    expected = planned(scenario.plan)
+    for outcome in report.outcomes:
+        there = runtime.files.get(outcome.target)
+        if outcome.state == "written":
+            assert there is not None
+            assert there.data == expected[outcome.target].data
+            without_bit = outcome.target in report.not_executable
+            assert there.executable == (expected[outcome.target].executable and not without_bit)
+    assert runtime.files.keys() <= expected.keys()
+
+
+@given(scenarios(faults=True, bad_commands=True), schedules)
+def test_an_install_error_is_split_and_copied_with_its_report(
+    scenario: Scenario, schedule: object
+) -> None:
+    _, error = simulate(partial(carry_out, scenario, scenario.runtime(), scenario.limits()))
+    if error is None:
+        return
+    targets = [e.target for e in error.exceptions if isinstance(e, UploadError)]
+    assert targets == sorted(failed(error.report.outcomes))
+    some, others = error.split(lambda e: len(str(e)) % 2 == 0)
+    parts = [part for part in (some, others) if part is not None]
+    assert sum(len(part.exceptions) for part in parts) == len(error.exceptions)
+    assert all(isinstance(p, InstallError) and p.report is error.report for p in parts)
+    copy = pickle.loads(pickle.dumps(error))
+    assert copy.report.to_json() == error.report.to_json()
+
+
+@given(scenarios(), st.lists(scenarios(), min_size=1, max_size=3), schedules)
+def test_installs_that_share_limits_keep_them_together(
+    scenario: Scenario, others: list[Scenario], schedule: object
+) -> None:
+    """Into one sandbox, so that what is in flight is counted together."""
+    runtime, limits = scenario.runtime(), scenario.limits()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for other in (scenario, *others):
+                same_way = attrs.evolve(other, strategy=scenario.strategy)
+                nursery.start_soon(partial(carry_out, same_way, runtime, limits))
+
+    simulate(main)
+    check_settled(runtime, limits)
+    check_bounds(runtime, limits)
+
+
+@given(scenarios(faults=True), st.floats(0, 30), st.booleans(), schedules)
+def test_after_a_cancellation_nothing_starts_and_nothing_is_left(
+    scenario: Scenario, moment: float, skip_unchanged: bool, schedule: object
+) -> None:
+    runtime, limits = scenario.runtime(), scenario.limits()
+    events: list[Event] = []
+    finished = []
+
+    async def main() -> None:
+        with trio.move_on_after(moment) as scope:
+            await carry_out(
+                scenario,
+                runtime,
+                limits,
+                on_event=events.append,
+                skip_unchanged=skip_unchanged,
+            )
+            finished.append(True)
+        assert scope.cancelled_caught == (not finished)
+        begun = len(runtime.log)
+        check_settled(runtime, limits)
+        await trio.sleep(100)
+        assert len(runtime.log) == begun
+
+    simulate(main)
+    check_interrupted(scenario, runtime, events)
+
+
+@given(scenarios(), st.integers())
+@settings(max_examples=settings().max_examples // 4)  # each is as many runs as it has steps
+def test_cancelled_at_every_step_of_the_scheduler_it_is_the_same(
+    scenario: Scenario, seed: int
+) -> None:
+    for step in itertools.count(1):
+        random.seed(seed)  # the same schedule, up to the cancellation
+        if not cancelled_at(step, scenario):
+            return
+
+
+def cancelled_at(step: int, scenario: Scenario) -> bool:
+    """Install, cancel at a step, check, and return whether the step came before the end."""
+    runtime, limits = scenario.runtime(), scenario.limits()
+    events: list[Event] = []
+    instrument = CancelAtStep(step)
+
+    async def main() -> bool:
+        with instrument.scope as scope:
+            await carry_out(scenario, runtime, limits, on_event=events.append)
+        check_settled(runtime, limits)
+        return scope.cancelled_caught
+
+    clock = MockClock(autojump_threshold=0)
+    cancelled = trio.run(main, clock=clock, instruments=[instrument])
+    if not cancelled:
+        assert runtime.files == planned(scenario.plan)
+    elif events:
+        check_interrupted(scenario, runtime, events)
+    return cancelled
+
+
+class CancelAtStep(trio.abc.Instrument):
+    """Cancels a scope before the n-th step of any task."""
+
+    def __init__(self, step: int) -> None:
+        self.scope = trio.CancelScope()
+        self.left = step
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.scope.cancel()
+
+
+def check_interrupted(scenario: Scenario, runtime: MemoryRuntime, events: list[Event]) -> None:
+    """The last event's report agrees with the sandbox."""
+    assert isinstance(events[-1], InstallEnded)
+    report = events[-1].report
+    check_report(report, scenario.plan)
+    expected = planned(scenario.plan)
+    # Written, but the answer was lost, and the cancellation came before it was tried again.
+    unanswered = {
+        target
+        for call in runtime.log
+        if any(scenario.bad.get(target) == "after" for target in call.targets)
+        for target in call.targets
+    }
+    for outcome in report.outcomes:
+        there = runtime.files.get(outcome.target)
+        match outcome.state:
+            case "written":
+                assert there is not None
+                assert there.data == expected[outcome.target].data
+                if outcome.target not in report.not_executable:
+                    assert there.executable == expected[outcome.target].executable
+            case "not reached":
+                assert there is None or outcome.target in unanswered
+            case _:
+                assert outcome.target in scenario.expected_failures(runtime)
+
+
+@given(scenarios(), scenarios(), schedules)
+def test_skipping_what_is_unchanged_ends_with_the_plan_all_the_same(
+    scenario: Scenario, before: Scenario, schedule: object
+) -> None:
+    runtime, limits = scenario.runtime(), scenario.limits()
+    runtime.files = {
+        target: MemoryFile(file.data, not file.executable) if len(target) % 2 else file
+        for target, file in planned(before.plan).items()
+        if target in planned(scenario.plan)
+    }
+    unchanged = {t for t, f in runtime.files.items() if f == planned(scenario.plan)[t]}
+    report, _error = simulate(partial(carry_out, scenario, runtime, limits, skip_unchanged=True))
+    assert report.ok
+    assert {outcome.target for outcome in report.unchanged} == unchanged
+    assert runtime.files == planned(scenario.plan)
