@@ -218,6 +218,10 @@ class TestBadInput:
         assert "error: nope2: there is no such folder" in error
         assert not root.exists()
 
+    def test_an_empty_source_is_not_the_working_directory(self, skills: Path, root: Path) -> None:
+        """As `"$UNSET"` gives it."""
+        assert "a source is empty" in self.refused("", skills, "--to", root)
+
     @pytest.mark.parametrize("size", ["nonsense", "", "-1", "0", "64XB", "1e9", "nan"])
     def test_max_bytes_nonsense(self, skills: Path, root: Path, size: str) -> None:
         assert "--max-bytes" in self.refused(skills, "--to", root, f"--max-bytes={size}")
@@ -279,6 +283,11 @@ class TestBadInput:
         assert ended.returncode == 2
         assert refusal["error"]["type"] == "PlanError"
         assert [problem["kind"] for problem in refusal["problems"]] == ["link-leaves"]
+
+    def test_json_says_what_is_wrong_with_the_usage(self, skills: Path) -> None:
+        ended = run("install", skills, "--json")
+        assert ended.returncode == 2
+        assert "--to" in json.loads(ended.stdout)["error"]["message"]
 
     def test_very_many_problems_are_capped(self, skills: Path, root: Path) -> None:
         for number in range(100):

@@ -84,6 +84,10 @@ class TestUploads:
         (tmp_path / "pdf").symlink_to("pdf-1.2")
         assert targets(plan_skills([tmp_path / "pdf"])) == ["pdf/SKILL.md"]
 
+    def test_an_empty_source_is_not_the_working_directory(self) -> None:
+        with pytest.raises(PlanError, match="a source is empty"):
+            plan_skills([""])
+
     def test_a_single_path_instead_of_a_list_is_a_type_error(self, tmp_path: Path) -> None:
         with pytest.raises(TypeError, match="list of folders"):
             plan_skills(str(tmp_path))

@@ -19,6 +19,8 @@ def find_skills(root: str | os.PathLike[str]) -> list[Path]:
         PlanError: Nothing was found, or a folder could not be read, or a link leads to a skill
             outside: name that as a source itself.
     """
+    if not os.fspath(root):  # which `Path` would make the working directory
+        raise PlanError([Problem("source-unreadable", "''", "a source is empty; name a folder")])
     root = Path(root)
     finder = _Finder(os.path.realpath(root))
     finder.search(root)

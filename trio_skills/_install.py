@@ -202,21 +202,9 @@ class _Job:
 
     async def make_executable(self) -> None:
         await trio.lowlevel.checkpoint()
-        if not self.without_bit:
-            return
-        if isinstance(self.runtime, SetsExecutable):
-            try:
-                async with self._slot():
-                    await self.runtime.set_executable(self.without_bit)
-                self.without_bit = []
-            except Exception as exc:  # noqa: BLE001  # any failure is an outcome
-                await self._blame_for_bits(self.without_bit, exc)
-            return
         for argv, targets in _commands.make_executable(self.without_bit):
             try:
-                result = await self._run(argv)
-                if result.exit_code != 0:
-                    raise _commands.failed("chmod", result)
+                await self._set_bits(argv, targets)
             except Exception as exc:  # noqa: BLE001  # any failure is an outcome
                 await self._blame_for_bits(targets, exc)
         self.without_bit = []
@@ -292,6 +280,13 @@ class _Job:
     async def _run(self, argv: list[str]) -> RunResult:
         async with self._slot():
             return await self.runtime.run(argv, _commands.ENVIRONMENT)
+
+    async def _set_bits(self, argv: list[str], targets: list[str]) -> None:
+        if isinstance(self.runtime, SetsExecutable):
+            async with self._slot():
+                await self.runtime.set_executable(targets)
+        elif (result := await self._run(argv)).exit_code != 0:
+            raise _commands.failed("chmod", result)
 
     async def _inspect(self, targets: Sequence[str]) -> dict[str, FileState]:
         if isinstance(self.runtime, Inspects):

@@ -175,7 +175,11 @@ def _distinct(
 ) -> Iterator[tuple[Path, str]]:
     """Yield each source once, with the name that it is installed as."""
     seen: set[tuple[str, str]] = set()
-    for folder in map(Path, sources):
+    for source in sources:
+        if not os.fspath(source):  # which `Path` would make the working directory
+            problems.append(Problem("source-unreadable", "''", "a source is empty; name a folder"))
+            continue
+        folder = Path(source)
         name = folder.name
         if name in ("", ".."):  # "." and ".." have their name only when resolved
             name = os.path.basename(os.path.realpath(folder))

@@ -68,7 +68,7 @@ def _flag(text: str, group: Group | None = None) -> Parameter:
 
 
 Source = Annotated[
-    Path,
+    str,
     Parameter(
         name="SRC",
         help="Skill folders, or folders that hold skills at any depth.",
@@ -106,7 +106,7 @@ class Planning:
         bool, _flag("Make every file executable that begins with '#!'.", _PLANNING)
     ] = False
 
-    def plan(self, sources: Sequence[Path]) -> Plan:
+    def plan(self, sources: Sequence[str]) -> Plan:
         return plan_skills(
             _find(sources),
             self.dest,
@@ -160,10 +160,7 @@ def plan_command(*sources: Source, planning: Planning = Planning(), json: Json =
     """Show what would go where, and what is refused, without writing anything."""
     with _refusals(json=json):
         plan = planning.plan(sources)
-    if json:
-        print_json(plan_to_dict(plan))
-    else:
-        show_plan(_stdout(), plan)
+    _print_plan(plan, json=json)
     return 0
 
 
@@ -184,10 +181,11 @@ def install_command(
     with _refusals(json=json):
         options = transfer.options()
         plan = planning.plan(sources)
-        if dry_run:
-            print_json(plan_to_dict(plan)) if json else show_plan(_stdout(quiet=quiet), plan)
-            return 0
-        ending = trio.run(carry_out, plan, to, options, _stderr(quiet=quiet or json))
+    if dry_run:
+        _print_plan(plan, json=json, quiet=quiet)
+        return 0
+    ending = trio.run(carry_out, plan, to, options, _stderr(quiet=quiet or json))
+    with _refusals(json=json):
         if ending.refusal is not None:
             raise ending.refusal
     report = ending.report
@@ -232,7 +230,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
     except CycloptsError as exc:
-        show_problems(_stderr(), [str(exc), "try --help"])
+        if "--json" in (sys.argv if arguments is None else arguments):
+            print_json(refusal_to_dict(exc))
+        else:
+            show_problems(_stderr(), [f"{exc} (--help tells more)"])
         code = WRONG
     except KeyboardInterrupt:
         code = SIGNALLED + signal.SIGINT
@@ -243,7 +244,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
-def _find(sources: Sequence[Path]) -> list[Path]:
+def _print_plan(plan: Plan, *, json: bool, quiet: bool = False) -> None:
+    if json:
+        print_json(plan_to_dict(plan))
+    else:
+        show_plan(_stdout(quiet=quiet), plan)
+
+
+def _find(sources: Sequence[str]) -> list[Path]:
     """Return the skills in every source, or raise with what is wrong with any of them."""
     found: list[Path] = []
     problems: list[Problem] = []
