@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 from zlib import crc32
 
@@ -12,7 +12,7 @@ import trio
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from trio_skills import Limits, Outcome, Plan, Report, Strategy
+from trio_skills import Limits, Outcome, Plan, Report, Strategy, Traits
 from trio_skills.testing import Call, Fault, MemoryFile, MemoryRuntime, PackingMemoryRuntime
 from trio_skills.testing.strategies import plans
 
@@ -21,14 +21,16 @@ T = TypeVar("T")
 STRATEGIES: tuple[Strategy, ...] = ("sequential", "batched", "concurrent", "packed")
 
 
-def simulate(main: Callable[[], Awaitable[T]]) -> T:
+def simulate(
+    main: Callable[[], Awaitable[T]], instruments: Sequence[trio.abc.Instrument] = ()
+) -> T:
     """Run in virtual time, in which a deadlock is over soon."""
 
     async def in_time() -> T:
         with trio.fail_after(1e6):
             return await main()
 
-    return trio.run(in_time, clock=MockClock(autojump_threshold=0))
+    return trio.run(in_time, clock=MockClock(autojump_threshold=0), instruments=instruments)
 
 
 @attrs.frozen
@@ -41,9 +43,13 @@ class Scenario:
     max_in_flight: int
     max_bytes: int
     delays: list[float]
-    """Seconds of the first, second, … call, over and over."""
+    """Seconds that calls take, each always the same."""
+    bearable: int | None = None
+    """How much the runtime says that it can bear at once."""
+    batch_files: int | None = None
+    """How many files it says that a packed transfer should have."""
     bad: dict[str, str] = attrs.Factory(dict)
-    """Targets that cannot be written, and how that goes wrong: `before`, `after`, `alone`."""
+    """Targets that cannot be written, and how that goes wrong: one of `FAULTS`, or `short`."""
     bad_command: bool = False
 
     def limits(self) -> Limits:
@@ -51,7 +57,8 @@ class Scenario:
 
     def runtime(self) -> MemoryRuntime:
         kind = PackingMemoryRuntime if self.strategy == "packed" else MemoryRuntime
-        return kind(latency=self.delay, faults=self.fault)
+        traits = Traits(self.bearable, self.batch_files)
+        return kind(latency=self.delay, faults=self.fault, traits=traits)
 
     def delay(self, call: Call) -> float:
         # By what is called, not by when: so that the order of starting changes nothing.
@@ -63,27 +70,40 @@ class Scenario:
         hit = {target: self.bad[target] for target in call.targets if target in self.bad}
         if not hit:
             return None
+        if "short" in hit.values():
+            return Fault(stored=0.5)
         error = OSError(5, "a fault that was asked for")
         if call.method == "write_many" and set(hit.values()) == {"alone"}:
             return Fault(errors=dict.fromkeys(hit, error))
         return Fault(error=error, after="after" in hit.values())
 
-    def expected_failures(self, runtime: MemoryRuntime) -> set[str]:
-        """Return the targets that must fail: the bad ones, and those of a batch given up."""
-        failures = set(self.bad)
+    def given_up(self, runtime: MemoryRuntime) -> set[str]:
+        """Return the targets that are not tried: in their batch all of the first few failed."""
+        given_up: set[str] = set()
         for call in runtime.log:
-            hit = [self.bad[target] for target in call.targets if target in self.bad]
-            whole = call.method == "write_many" and set(hit) not in (set(), {"alone"})
+            hit = {self.bad[target] for target in call.targets if target in self.bad}
+            whole = call.method == "write_many" and hit not in (set(), {"alone"})
             if whole and all(target in self.bad for target in call.targets[:3]):
-                failures |= set(call.targets) if len(call.targets) > 3 else set()
-        return failures
+                given_up |= set(call.targets[3:])
+        return given_up
+
+    def expected_failures(self, runtime: MemoryRuntime) -> set[str]:
+        return set(self.bad) - self.given_up(runtime)
+
+
+FAULTS = ("before", "after", "alone")
+"""An error instead of the effect; one after it; one of this file alone, where many travel."""
 
 
 @st.composite
-def scenarios(draw: st.DrawFn, *, faults: bool = False, bad_commands: bool = False) -> Scenario:
-    plan = draw(plans())
+def scenarios(
+    draw: st.DrawFn, *, faults: Sequence[str] = (), bad_commands: bool = False, max_skills: int = 3
+) -> Scenario:
+    plan = draw(plans(max_skills))
     targets = [upload.target for upload in plan.uploads]
-    kinds = st.sampled_from(["before", "after", "alone"])
+    bad: st.SearchStrategy[dict[str, str]] = st.just({})
+    if faults:
+        bad = st.dictionaries(st.sampled_from(targets), st.sampled_from(faults))
     return Scenario(
         plan=plan,
         strategy=draw(st.sampled_from(STRATEGIES)),
@@ -91,7 +111,9 @@ def scenarios(draw: st.DrawFn, *, faults: bool = False, bad_commands: bool = Fal
         max_in_flight=draw(st.integers(1, 10)),
         max_bytes=draw(st.integers(1, 200)),
         delays=draw(st.lists(st.floats(0, 10), min_size=1, max_size=8)),
-        bad=draw(st.dictionaries(st.sampled_from(targets), kinds)) if faults else {},
+        bearable=draw(st.none() | st.integers(1, 4)),
+        batch_files=draw(st.none() | st.integers(1, 8)),
+        bad=draw(bad),
         bad_command=draw(st.booleans()) if bad_commands else False,
     )
 
@@ -134,6 +156,25 @@ def check_bounds(runtime: MemoryRuntime, limits: Limits) -> None:
             assert [c for c in together if c.size and c is not call] == []
     largest = max((call.size for call in runtime.log), default=0)
     assert runtime.peak_bytes <= max(bounds.max_bytes, largest)
+
+
+def check_way(scenario: Scenario, runtime: MemoryRuntime) -> None:
+    """The files travelled as the strategy says, and no more at once than the runtime can bear."""
+    assert runtime.peak_in_flight <= (scenario.bearable or math.inf)
+    writes = [call for call in runtime.log if call.method != "run"]
+    if scenario.strategy == "packed":
+        for call in writes:
+            # Only a skill, which must appear whole, and one file are not cut.
+            tops = {target.split("/")[0] for target in call.targets}
+            is_one = len(call.targets) == 1 or (len(tops) == 1 and tops <= {*scenario.plan.folders})
+            fits = call.size <= scenario.max_bytes
+            assert is_one or (fits and len(call.targets) <= (scenario.batch_files or math.inf))
+    else:
+        assert all(call.method == "write" for call in writes)
+        size = {"sequential": 1, "batched": scenario.batch_size}.get(scenario.strategy, 10**9)
+        for wave in range(size, len(writes), size):
+            ended = max(call.ended for call in writes[:wave])
+            assert all(call.started >= ended for call in writes[wave:])
 
 
 def check_order(runtime: MemoryRuntime) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import random
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,20 +17,30 @@ import attrs
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trio.testing import MockClock
 
 from property_tests.simulation import (
+    FAULTS,
     Scenario,
     check_bounds,
     check_order,
     check_report,
     check_settled,
+    check_way,
     failed,
     planned,
     scenarios,
     simulate,
 )
-from trio_skills import Event, InstallEnded, InstallError, Limits, Report, UploadError, install
+from trio_skills import (
+    Event,
+    InstallEnded,
+    InstallError,
+    Limits,
+    Plan,
+    Report,
+    UploadError,
+    install,
+)
 from trio_skills.testing import MemoryFile, MemoryRuntime
 
 schedules = st.random_module()
@@ -67,10 +78,11 @@ def test_every_target_gets_exactly_one_write_and_one_outcome(
     assert report.round_trips == len(runtime.log)
     check_settled(runtime, limits)
     check_bounds(runtime, limits)
+    check_way(scenario, runtime)
     check_order(runtime)
 
 
-@given(scenarios(faults=True, bad_commands=True), schedules)
+@given(scenarios(faults=FAULTS, bad_commands=True), schedules)
 def test_everything_settles_before_exactly_the_failures_are_raised(
     scenario: Scenario, schedule: object
 ) -> None:
@@ -85,13 +97,17 @@ def test_everything_settles_before_exactly_the_failures_are_raised(
     report, error = simulate(main)
     check_settled(runtime, limits)
     check_bounds(runtime, limits)
+    check_way(scenario, runtime)
     check_order(runtime)
     check_report(report, scenario.plan)
     assert all(call.ended <= raised_at[0] for call in runtime.log)
+    assert report.round_trips == len(runtime.log)
     commands = [call for call in runtime.log if call.method == "run"]
     if scenario.bad:
         assert commands == []  # no chmod after a failure
         assert failed(report.outcomes) == scenario.expected_failures(runtime)
+        not_reached = {outcome.target for outcome in report.not_reached}
+        assert not_reached == scenario.given_up(runtime)
     elif scenario.bad_command and commands:
         assert failed(report.outcomes) == set(scenario.plan.executables)
     else:
@@ -108,7 +124,21 @@ def test_everything_settles_before_exactly_the_failures_are_raised(
     assert runtime.files.keys() <= expected.keys()
 
 
-@given(scenarios(faults=True, bad_commands=True), schedules)
+@given(scenarios(faults=["short"]), schedules)
+def test_verify_blames_exactly_what_did_not_arrive_whole(
+    scenario: Scenario, schedule: object
+) -> None:
+    runtime, limits = scenario.runtime(), scenario.limits()
+    report, _error = simulate(partial(carry_out, scenario, runtime, limits, verify=True))
+    check_settled(runtime, limits)
+    check_report(report, scenario.plan)
+    expected = planned(scenario.plan)
+    short = {target for target in expected if runtime.files[target] != expected[target]}
+    assert failed(report.outcomes) == short
+    assert {target for target in scenario.bad if expected[target].data} <= short
+
+
+@given(scenarios(faults=FAULTS, bad_commands=True), schedules)
 def test_an_install_error_is_split_and_copied_with_its_report(
     scenario: Scenario, schedule: object
 ) -> None:
@@ -120,30 +150,62 @@ def test_an_install_error_is_split_and_copied_with_its_report(
     some, others = error.split(lambda e: len(str(e)) % 2 == 0)
     parts = [part for part in (some, others) if part is not None]
     assert sum(len(part.exceptions) for part in parts) == len(error.exceptions)
+    parts += filter(None, [error.subgroup(lambda e: len(str(e)) % 2 == 0)])
     assert all(isinstance(p, InstallError) and p.report is error.report for p in parts)
     copy = pickle.loads(pickle.dumps(error))
     assert copy.report.to_json() == error.report.to_json()
+    assert list(map(str, copy.exceptions)) == list(map(str, error.exceptions))
+    assert all(isinstance(e.__cause__, Exception) for e in copy.exceptions)
 
 
-@given(scenarios(), st.lists(scenarios(), min_size=1, max_size=3), schedules)
+@given(
+    scenarios(max_skills=2),
+    st.lists(scenarios(max_skills=2), min_size=1, max_size=3),
+    st.floats(0, 30),
+    schedules,
+)
 def test_installs_that_share_limits_keep_them_together(
-    scenario: Scenario, others: list[Scenario], schedule: object
+    scenario: Scenario, others: list[Scenario], moment: float, schedule: object
 ) -> None:
-    """Into one sandbox, so that what is in flight is counted together."""
+    """One of them is cancelled, which hinders no other."""
+    # One log of all of them, and nothing that one alone keeps to.
+    scenario = attrs.evolve(scenario, bearable=None, batch_files=None)
     runtime, limits = scenario.runtime(), scenario.limits()
+    reports: list[Report] = []
 
     async def main() -> None:
+        async def put(other: Scenario) -> None:
+            same_way = attrs.evolve(other, strategy=scenario.strategy)
+            report, error = await carry_out(same_way, runtime, limits)
+            assert error is None
+            reports.append(report)
+
+        async def put_and_cancel() -> None:
+            with trio.move_on_after(moment):
+                await carry_out(scenario, runtime, limits)
+
         async with trio.open_nursery() as nursery:
-            for other in (scenario, *others):
-                same_way = attrs.evolve(other, strategy=scenario.strategy)
-                nursery.start_soon(partial(carry_out, same_way, runtime, limits))
+            nursery.start_soon(put_and_cancel)
+            for number, other in enumerate(others):
+                nursery.start_soon(put, attrs.evolve(other, plan=moved(other.plan, f"{number}")))
 
     simulate(main)
+    assert len(reports) == len(others)
+    assert all(report.ok for report in reports)
     check_settled(runtime, limits)
     check_bounds(runtime, limits)
 
 
-@given(scenarios(faults=True), st.floats(0, 30), st.booleans(), schedules)
+def moved(plan: Plan, dest: str) -> Plan:
+    """Return the plan for another folder."""
+    return attrs.evolve(
+        plan,
+        uploads=tuple(attrs.evolve(u, target=f"{dest}/{u.target}") for u in plan.uploads),
+        folders=tuple(f"{dest}/{folder}" for folder in plan.folders),
+    )
+
+
+@given(scenarios(faults=FAULTS), st.floats(0, 30), st.booleans(), schedules)
 def test_after_a_cancellation_nothing_starts_and_nothing_is_left(
     scenario: Scenario, moment: float, skip_unchanged: bool, schedule: object
 ) -> None:
@@ -162,6 +224,7 @@ def test_after_a_cancellation_nothing_starts_and_nothing_is_left(
             )
             finished.append(True)
         assert scope.cancelled_caught == (not finished)
+        assert all(call.started <= scope.deadline for call in runtime.log)
         begun = len(runtime.log)
         check_settled(runtime, limits)
         await trio.sleep(100)
@@ -171,34 +234,37 @@ def test_after_a_cancellation_nothing_starts_and_nothing_is_left(
     check_interrupted(scenario, runtime, events)
 
 
-@given(scenarios(), st.integers())
+@given(scenarios(faults=FAULTS, max_skills=2), st.integers(), st.booleans(), st.booleans())
 @settings(max_examples=settings().max_examples // 4)  # each is as many runs as it has steps
 def test_cancelled_at_every_step_of_the_scheduler_it_is_the_same(
-    scenario: Scenario, seed: int
+    scenario: Scenario, seed: int, verify: bool, skip_unchanged: bool
 ) -> None:
+    options = {"verify": verify, "skip_unchanged": skip_unchanged}
     for step in itertools.count(1):
         random.seed(seed)  # the same schedule, up to the cancellation
-        if not cancelled_at(step, scenario):
+        if not cancelled_at(step, scenario, options):
             return
 
 
-def cancelled_at(step: int, scenario: Scenario) -> bool:
+def cancelled_at(step: int, scenario: Scenario, options: dict[str, bool]) -> bool:
     """Install, cancel at a step, check, and return whether the step came before the end."""
     runtime, limits = scenario.runtime(), scenario.limits()
     events: list[Event] = []
-    instrument = CancelAtStep(step)
+    begun: list[int] = []
+    instrument = CancelAtStep(step, lambda: begun.append(len(runtime.log)))
 
     async def main() -> bool:
         with instrument.scope as scope:
-            await carry_out(scenario, runtime, limits, on_event=events.append)
+            await carry_out(scenario, runtime, limits, on_event=events.append, **options)
         check_settled(runtime, limits)
         return scope.cancelled_caught
 
-    clock = MockClock(autojump_threshold=0)
-    cancelled = trio.run(main, clock=clock, instruments=[instrument])
+    cancelled = simulate(main, [instrument])
     if not cancelled:
-        assert runtime.files == planned(scenario.plan)
-    elif events:
+        assert scenario.bad or runtime.files == planned(scenario.plan)
+    if begun:
+        assert len(runtime.log) == begun[0]  # no write, and no command, started afterwards
+    if events:
         check_interrupted(scenario, runtime, events)
     return cancelled
 
@@ -206,14 +272,16 @@ def cancelled_at(step: int, scenario: Scenario) -> bool:
 class CancelAtStep(trio.abc.Instrument):
     """Cancels a scope before the n-th step of any task."""
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, then: Callable[[], object] = lambda: None) -> None:
         self.scope = trio.CancelScope()
         self.left = step
+        self.then = then
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         self.left -= 1
         if self.left == 0:
             self.scope.cancel()
+            self.then()
 
 
 def check_interrupted(scenario: Scenario, runtime: MemoryRuntime, events: list[Event]) -> None:
@@ -221,6 +289,7 @@ def check_interrupted(scenario: Scenario, runtime: MemoryRuntime, events: list[E
     assert isinstance(events[-1], InstallEnded)
     report = events[-1].report
     check_report(report, scenario.plan)
+    assert report.round_trips == len(runtime.log)
     expected = planned(scenario.plan)
     # Written, but the answer was lost, and the cancellation came before it was tried again.
     unanswered = {

@@ -3,85 +3,132 @@
 from __future__ import annotations
 
 import trio
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from trio.testing import wait_all_tasks_blocked
 
+from property_tests.guest_run import GuestRun
 from property_tests.simulation import simulate
 from trio_skills import Limits
 
-operations = st.lists(
-    st.one_of(
-        st.tuples(st.just("acquire"), st.integers(0, 15)),
-        st.tuples(st.just("release"), st.integers(0, 5)),
-        st.tuples(st.just("cancel"), st.integers(0, 5)),
-    ),
-    max_size=40,
-)
 
+class LimitsBesideAModel(RuleBasedStateMachine):
+    """Tasks wait, are let through, release, and are cancelled, also before they have noticed."""
 
-class Model:
-    """Who waits, in order, and who holds what."""
-
-    def __init__(self, max_in_flight: int, max_bytes: int) -> None:
-        self.max_in_flight = max_in_flight
-        self.max_bytes = max_bytes
+    def __init__(self) -> None:
+        super().__init__()
+        self.guest = GuestRun()
+        self.scopes: list[trio.CancelScope] = []
+        self.through: dict[int, int] = {}
+        """Sizes of what was let through, as far as the tasks themselves have noticed."""
         self.waiting: list[tuple[int, int]] = []
         self.holding: dict[int, int] = {}
 
+    @initialize(max_in_flight=st.integers(1, 4), max_bytes=st.integers(1, 10))
+    def make(self, max_in_flight: int, max_bytes: int) -> None:
+        self.limits = Limits(max_in_flight, max_bytes)
+        self.max_in_flight = max_in_flight
+        self.max_bytes = max_bytes
+
+    def cost(self, size: int) -> int:
+        return min(size, self.max_bytes)
+
     def settle(self) -> None:
+        """Let through, in the model, who is first and fits."""
         while self.waiting:
             key, size = self.waiting[0]
-            cost = min(size, self.max_bytes)
-            held = sum(min(size, self.max_bytes) for size in self.holding.values())
-            if len(self.holding) >= self.max_in_flight or held + cost > self.max_bytes:
+            held = sum(map(self.cost, self.holding.values()))
+            full = len(self.holding) == self.max_in_flight
+            if full or held + self.cost(size) > self.max_bytes:
                 return
             self.waiting.pop(0)
             self.holding[key] = size
 
+    @rule(size=st.integers(0, 15))
+    def acquire(self, size: int) -> None:
+        key = len(self.scopes)
+        self.scopes.append(trio.CancelScope())
 
-@given(st.integers(1, 4), st.integers(1, 10), operations, st.random_module())
-def test_limits_give_and_take_as_the_model_does(
-    max_in_flight: int, max_bytes: int, steps: list[tuple[str, int]], schedule: object
-) -> None:
-    async def main() -> None:
-        limits = Limits(max_in_flight, max_bytes)
-        model = Model(max_in_flight, max_bytes)
-        scopes: dict[int, trio.CancelScope] = {}
-        holding: dict[int, int] = {}
+        async def wait() -> None:
+            with self.scopes[key]:
+                await self.limits.acquire(size)
+                self.through[key] = size
 
-        async def acquire(key: int, size: int, scope: trio.CancelScope) -> None:
-            with scope:
-                await limits.acquire(size)
-                holding[key] = size
+        async def start() -> None:
+            self.guest.nursery.start_soon(wait)
+            await wait_all_tasks_blocked()
 
-        async with trio.open_nursery() as nursery:
-            for key, (operation, argument) in enumerate(steps):
-                match operation:
-                    case "acquire":
-                        scopes[key] = trio.CancelScope()
-                        nursery.start_soon(acquire, key, argument, scopes[key])
-                        model.waiting.append((key, argument))
-                    case "release" if model.holding:
-                        held = sorted(model.holding)[argument % len(model.holding)]
-                        limits.release(model.holding.pop(held))
-                        del holding[held]
-                    case "cancel" if model.waiting:
-                        waiting, _ = model.waiting.pop(argument % len(model.waiting))
-                        scopes[waiting].cancel()
-                model.settle()
+        self.guest.run(start)
+        self.waiting.append((key, size))
+        self.settle()
+        self.tasks_have_noticed()
+
+    @precondition(lambda self: self.holding)
+    @rule(data=st.data(), pause=st.booleans())
+    def release(self, data: st.DataObject, pause: bool) -> None:
+        key = data.draw(st.sampled_from(sorted(self.holding)))
+        size = self.holding.pop(key)
+
+        async def release() -> None:
+            self.limits.release(size)
+            if pause:
                 await wait_all_tasks_blocked()
-                assert holding == model.holding
-                statistics = limits.statistics()
-                assert statistics.in_flight == len(holding)
-                assert statistics.tasks_waiting == len(model.waiting)
-                assert statistics.bytes_in_flight <= max_bytes
-            nursery.cancel_scope.cancel()
-        for size in holding.values():
-            limits.release(size)
-        assert limits.statistics().in_flight == limits.statistics().bytes_in_flight == 0
 
-    simulate(main)
+        self.guest.run(release)
+        self.through.pop(key, None)
+        self.settle()
+        if pause:
+            self.tasks_have_noticed()
+
+    @precondition(lambda self: self.scopes)
+    @rule(data=st.data(), pause=st.booleans())
+    def cancel(self, data: st.DataObject, pause: bool) -> None:
+        """Also one that was let through: that holds what it holds, and must release it."""
+        key = data.draw(st.integers(0, len(self.scopes) - 1))
+
+        async def cancel() -> None:
+            self.scopes[key].cancel()
+            if pause:
+                await wait_all_tasks_blocked()
+
+        self.guest.run(cancel)
+        self.waiting = [(waiting, size) for waiting, size in self.waiting if waiting != key]
+        self.settle()
+        if pause:
+            self.tasks_have_noticed()
+
+    def tasks_have_noticed(self) -> None:
+        # One that was let through and released again, before it ran, notices only now.
+        assert {key: self.through[key] for key in self.holding} == self.holding
+        assert not {key for key, _ in self.waiting} & self.through.keys()
+
+    @invariant()
+    def the_statistics_are_the_model(self) -> None:
+        statistics = self.limits.statistics()
+        assert statistics.in_flight == len(self.holding)
+        assert statistics.bytes_in_flight == sum(map(self.cost, self.holding.values()))
+        assert statistics.tasks_waiting == len(self.waiting)
+
+    def teardown(self) -> None:
+        """Everybody's turn comes, and in the end the limits are whole."""
+
+        async def drain() -> None:
+            while self.holding:
+                _, size = self.holding.popitem()
+                self.limits.release(size)
+                self.settle()
+
+        self.guest.run(drain)
+        assert not self.waiting
+        if self.scopes:
+            whole = Limits(self.max_in_flight, self.max_bytes)
+            assert self.limits.statistics() == whole.statistics()
+        self.guest.close()
+
+
+TestLimits = LimitsBesideAModel.TestCase
+TestLimits.settings = settings(stateful_step_count=30)
 
 
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=20), st.random_module())

@@ -81,10 +81,12 @@ class TestInstall:
 
     def test_replace_and_error_treat_a_folder_that_is_there(self, skills: Path, root: Path) -> None:
         write_tree(root, {"pdf/old": b""})
+        write_tree(root, {"xlsx/old": b""})
         refused = run("install", skills, "--to", root, "--existing", "error")
         assert refused.returncode == 2
         assert "pdf: it is there already" in refused.stderr
-        assert set(read_tree(root)) == {"pdf/old"}
+        assert "xlsx: it is there already" in refused.stderr
+        assert set(read_tree(root)) == {"pdf/old", "xlsx/old"}
         assert run("install", skills, "--to", root, "--existing", "replace").returncode == 0
         assert set(read_tree(root)) == INSTALLED
 
@@ -103,7 +105,7 @@ class TestInstall:
         (root / "pdf/bin/go").mkdir()
         ended = run("install", skills, "--to", root, "--quiet")
         assert (ended.returncode, ended.stdout) == (1, "")
-        assert "failed pdf/bin/go: Is a directory" in ended.stderr
+        assert ended.stderr == "failed (1): Is a directory\n  pdf/bin/go\n"
 
     def test_what_was_left_out_and_what_is_wrong_is_grouped(self, skills: Path, root: Path) -> None:
         write_tree(skills, {f"pdf/{n}.pyc": b"" for n in range(5)})
@@ -125,7 +127,7 @@ class TestInstall:
         assert ended.returncode == 1
         assert "39 other skills" in ended.stdout
         assert re.search(r"s07 .*1 failed", ended.stdout)
-        assert "failed s07/SKILL.md: Is a directory" in ended.stdout
+        assert "failed (1): Is a directory\n  s07/SKILL.md\n" in ended.stdout
 
     def test_a_failure_is_in_the_json(self, skills: Path, root: Path) -> None:
         write_tree(root, {"pdf/SKILL.md/folder": b""})
@@ -142,13 +144,13 @@ class TestInstall:
         make_skill(tmp_path / "pdf", dict.fromkeys(names, b""))
         write_tree(root, {f"pdf/{name}/folder": b"" for name in names})
         ended = run("install", tmp_path / "pdf", "--to", root)
-        shown = {line.split(": ")[0] for line in ended.stdout.splitlines() if "failed pdf" in line}
+        shown = {line for line in ended.stdout.splitlines() if line.startswith("  pdf/")}
         assert shown == {
-            "failed pdf/[red]x[/]",
-            r"failed pdf/new\nline",
-            r"failed pdf/\x1b[31mred",
-            r"failed pdf/\u202eright",
-            "failed pdf/:smile:",
+            "  pdf/[red]x[/]",
+            r"  pdf/new\nline",
+            r"  pdf/\x1b[31mred",
+            r"  pdf/\u202eright",
+            "  pdf/:smile:",
         }
 
     def test_many_files_and_few_descriptors(self, tmp_path: Path, root: Path) -> None:
@@ -222,7 +224,7 @@ class TestBadInput:
         """As `"$UNSET"` gives it."""
         assert "a source is empty" in self.refused("", skills, "--to", root)
 
-    @pytest.mark.parametrize("size", ["nonsense", "", "-1", "0", "64XB", "1e9", "nan"])
+    @pytest.mark.parametrize("size", ["nonsense", "", "-1", "0", "64XB", "1e9", "nan", "9" * 400])
     def test_max_bytes_nonsense(self, skills: Path, root: Path, size: str) -> None:
         assert "--max-bytes" in self.refused(skills, "--to", root, f"--max-bytes={size}")
         assert not root.exists()
@@ -236,7 +238,7 @@ class TestBadInput:
             (["--to", "x", "--strategy", "batched", "--batch-size", "0"], "at least 1"),
             (["--to", "x", "--strategy", "quick"], "quick"),
             (["--to", "x", "--existing", "replace", "--skip-unchanged"], "cannot skip"),
-            (["--to", "x", "--dest", "../y"], "without '..'"),
+            (["--to", "x", "--dest", "../y"], "has no '..'"),
             (["--to", "x", "--no-such-option"], "--no-such-option"),
             ([], "--to"),
         ],
@@ -255,7 +257,9 @@ class TestBadInput:
 
     def test_a_destination_that_is_a_file(self, skills: Path, root: Path) -> None:
         root.write_bytes(b"kept")
-        assert f"cannot open {root}: File exists" in self.refused(skills, "--to", root)
+        assert f"cannot open {root}: it is a file, not a directory" in self.refused(
+            skills, "--to", root
+        )
         assert "cannot open" in self.refused(skills, "--to", root / "below")
         assert root.read_bytes() == b"kept"
 
@@ -370,6 +374,19 @@ class TestInterrupted:
             subprocess.run(["rm", "-rf", root], check=True)
         assert interrupted
 
+    def test_twice_in_a_row_still_reports(self, tmp_path: Path, root: Path) -> None:
+        make_skill(tmp_path / "big", {f"f{n}": bytes(10_000) for n in range(3_000)})
+        command = ["install", str(tmp_path / "big"), "--to", str(root), "--strategy", "sequential"]
+        with subprocess.Popen([*PROGRAM, *command], stdout=subprocess.PIPE, text=True) as ended:
+            while not (root / "big" / "f0").exists():
+                time.sleep(0.001)
+            for _ in range(2):
+                ended.send_signal(signal.SIGINT)
+                time.sleep(0.002)
+            printed, _ = ended.communicate()
+        assert ended.returncode == 130
+        assert re.search(r"interrupted, [\d,]+ written, [\d,]+ not reached", printed)
+
     def test_before_anything_began_is_130_without_a_traceback(
         self, tmp_path: Path, root: Path
     ) -> None:
@@ -384,7 +401,8 @@ class TestInterrupted:
                 time.sleep(0.001)
             ended.send_signal(signal.SIGINT)
             printed, complained = ended.communicate()
-        assert (ended.returncode, printed, complained) == (130, "", "")
+        assert (ended.returncode, printed) == (130, "")
+        assert complained == "interrupted; nothing was written\n"
 
 
 def _open_files(process: int) -> list[str]:
@@ -401,18 +419,37 @@ class TestSurroundings:
         for option in ([], ["--json"]):
             command = shlex.join([*PROGRAM, "plan", str(tmp_path / "pdf"), *option])
             ended = subprocess.run(
-                ["sh", "-c", f"{command} | head -1"], capture_output=True, text=True, check=True
+                ["sh", "-c", f"({command}; echo $? >&2) | head -1"],
+                capture_output=True,
+                text=True,
+                check=True,
             )
             assert len(ended.stdout.splitlines()) == 1
-            assert ended.stderr == ""
+            assert ended.stderr == "141\n"
+
+    def test_output_that_cannot_be_printed_is_said(self, tmp_path: Path, root: Path) -> None:
+        make_skill(tmp_path / "pdf")
+        command = shlex.join([*PROGRAM, "install", str(tmp_path / "pdf"), "--to", str(root)])
+        for option in ("", "--json"):
+            full = ["sh", "-c", f"{command} {option} > /dev/full"]
+            ended = subprocess.run(full, capture_output=True, text=True, check=False)
+            assert ended.returncode == 74
+            assert ended.stderr == "error: cannot print: No space left on device\n"
+        closed = ["sh", "-c", f"{command} >&- 2>&-"]
+        assert subprocess.run(closed, check=False).returncode == 0
+
+    def test_piped_names_are_whole_on_one_line(self, tmp_path: Path) -> None:
+        name = "/".join(["n" * 90] * 5)
+        make_skill(tmp_path / "pdf", {name: b""})
+        assert f"pdf/{name} " in run("plan", tmp_path / "pdf", env={"COLUMNS": "30"}).stdout
 
     def test_any_locale_will_do(self, tmp_path: Path, root: Path) -> None:
         make_skill(tmp_path / "pdf", {"ünï": b""})
         env = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-        ended = run("install", tmp_path / "pdf", "--to", root, env=env)
+        ended = run("install", tmp_path / "pdf", "--to", root, "--dest", "é", env=env)
         assert ended.returncode == 0, ended.stderr
         assert run("plan", tmp_path / "pdf", env=env).returncode == 0
-        assert (root / "pdf" / "ünï").exists()
+        assert (root / "é" / "pdf" / "ünï").exists()
 
     def test_a_terminal_sees_progress_and_others_do_not(self, tmp_path: Path, root: Path) -> None:
         for number in range(100):

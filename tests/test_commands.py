@@ -110,7 +110,7 @@ class TestInspect:
             read_inspection(["a"], result)
 
     def test_a_file_without_a_digest_is_not_as_planned(self) -> None:
-        states = read_inspection(["a", "b"], RunResult(1, b"ff\n" + b"0" * 64 + b"  b\n"))
+        states = read_inspection(["a", "b"], RunResult(1, b"ff\n" + b"0" * 64 + b"  ./b\n"))
         assert states["a"] == FileState("file", None)
         assert states["b"].digest == "0" * 64
 

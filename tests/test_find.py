@@ -26,6 +26,7 @@ def test_skills_are_found_at_any_depth_and_sorted(tmp_path: Path) -> None:
 def test_links_inside_are_followed_once_and_loops_end(tmp_path: Path) -> None:
     pdf = make_skill(tmp_path / "store" / "pdf")
     (tmp_path / "loop").symlink_to(".")
+    (tmp_path / "itself").symlink_to("itself")
     (tmp_path / "alias").symlink_to("store/pdf")
     assert [found.resolve() for found in find_skills(tmp_path)] == [pdf]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,6 +33,7 @@ from trio_skills import (
     UploadError,
     VerifyError,
     install,
+    open_local,
     plan_skills,
     plan_uploads,
 )
@@ -189,8 +192,9 @@ class TestFailures:
         runtime = PackingMemoryRuntime(faults=gone)
         with pytest.raises(InstallError) as caught:
             await install(files(1_000), runtime)
-        assert len(caught.value.report.failed) == 1_000
-        assert len(runtime.log) < 10
+        assert len(caught.value.report.failed) == 3
+        assert len(caught.value.report.not_reached) == 997
+        assert len(runtime.log) == 4
 
     async def test_a_single_failure_within_a_packed_write_is_its_own(self) -> None:
         def faults(call: Call) -> Fault:
@@ -233,6 +237,30 @@ class TestFailures:
             }
             assert sorted(runtime.files) == ["pdf/SKILL.md", "pdf/d"]
 
+    @every_strategy
+    async def test_failures_hold_no_descriptors_and_no_contents(
+        self, tmp_path: Path, strategy: Strategy
+    ) -> None:
+        """A traceback keeps its frames, and those what is in them, for as long as the report."""
+        skill = make_skill(tmp_path / "pdf", {f"f{n}": bytes(2**18) for n in range(100)})
+        plan = plan_skills([skill])
+        for number in range(100):
+            (tmp_path / "root" / "pdf" / f"f{number}").mkdir(parents=True)
+
+        def open_files() -> int:
+            return len(os.listdir("/proc/self/fd"))
+
+        async with open_local(tmp_path / "root") as runtime:
+            before = open_files()
+            tracemalloc.start()
+            with pytest.raises(InstallError, match="100 of 101") as caught:
+                await install(plan, runtime, strategy=strategy)
+            held, _ = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert open_files() == before
+        assert caught.value.report.failed
+        assert held < 2**20
+
     @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
     async def test_what_is_no_exception_passes_through(self, error: type[BaseException]) -> None:
         class Interrupted(MemoryRuntime):
@@ -251,7 +279,7 @@ class TestExecuteBits:
         runtime = MemoryRuntime(latency=Latency.remote())
         await install(files(5, executables=2), runtime)
         *writes, chmod = runtime.log
-        assert chmod.argv == ("chmod", "+x", "--", "s/f00000", "s/f00001")
+        assert chmod.argv == ("chmod", "+x", "--", "./s/f00000", "./s/f00001")
         assert all(write.ended <= chmod.started for write in writes)
 
     async def test_a_long_argument_list_is_split(self) -> None:
@@ -373,6 +401,14 @@ class TestExisting:
             await install(plan, runtime, existing="error")
         assert [call.method for call in runtime.log] == ["run"]
 
+    async def test_error_holds_for_single_files_too(self) -> None:
+        plan = files(3)
+        runtime = PackingMemoryRuntime()
+        runtime.files["s/f00001"] = MemoryFile(b"mine")
+        with pytest.raises(DestinationError, match="s/f00001: it is there already"):
+            await install(plan, runtime, existing="error")
+        assert runtime.files == {"s/f00001": MemoryFile(b"mine")}
+
     async def test_a_destination_that_is_a_file_is_refused(self, tmp_path: Path) -> None:
         plan = plan_skills([make_skill(tmp_path / "pdf")], "skills")
         runtime = MemoryRuntime()
@@ -399,6 +435,12 @@ class TestArguments:
         with pytest.raises(ValueError, match=message):
             await install(files(1), runtime, **arguments)  # type: ignore[arg-type]
         assert runtime.log == []
+
+    async def test_of_the_wrong_type_are_named(self) -> None:
+        with pytest.raises(TypeError, match="plan is a Plan"):
+            await install("skills/pdf", MemoryRuntime())  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="runtime has the methods"):
+            await install(files(1), "local:x")  # type: ignore[arg-type]
 
     async def test_replace_cannot_skip_files(self) -> None:
         runtime = PackingMemoryRuntime()

@@ -50,6 +50,10 @@ class TestBounds:
             limits.release(1_000)
         assert limits.statistics().bytes_in_flight == 1
 
+    def test_nothing_can_be_given_back_twice(self) -> None:
+        with pytest.raises(RuntimeError, match="release without acquire"):
+            Limits().release(0)
+
 
 class TestFairness:
     async def test_who_comes_first_is_served_first_and_a_large_one_is_not_overtaken(self) -> None:

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.lowlevel
 
+from property_tests.test_install_properties import CancelAtStep
 from tests.trees import Tree, make_skill, planned_tree, read_tree, write_tree
 from trio_skills import (
     DestinationError,
@@ -122,6 +124,19 @@ class TestInstalling:
                 nursery.start_soon(install, plan, runtime)
         assert read_tree(root) == planned_tree(plan)
 
+    async def test_many_tasks_replace_one_folder_without_a_failure(
+        self, plan: Plan, root: Path
+    ) -> None:
+        async def again(root: Path) -> None:
+            for _ in range(30):
+                await put(plan, root, existing="replace")
+
+        write_tree(root, {"pdf/old": b""})
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(again, root)
+        assert read_tree(root) == planned_tree(plan)
+
 
 class TestExisting:
     async def test_replace_leaves_the_plan_alone(self, plan: Plan, root: Path) -> None:
@@ -177,7 +192,7 @@ class TestExisting:
     async def test_what_a_killed_process_moved_aside_is_put_back(
         self, plan: Plan, root: Path
     ) -> None:
-        litter = root / f"{TEMPORARY}0123"
+        litter = root / f"{TEMPORARY}0123456789abcdef"
         write_tree(litter, {"aside/other/x": b"1", "new/xlsx/half": b"", "aside/pdf/old": b"2"})
         write_tree(root, {"pdf/there": b"3"})
         await put(plan, root)
@@ -190,8 +205,8 @@ class TestExisting:
         """Two processes install into one folder: neither removes the other's work."""
         script = (
             "import fcntl, os, sys\n"
-            f"os.makedirs(sys.argv[1] + '/{TEMPORARY}busy/new')\n"
-            f"folder = os.open(sys.argv[1] + '/{TEMPORARY}busy', os.O_RDONLY)\n"
+            f"os.makedirs(sys.argv[1] + '/{TEMPORARY}{'b' * 16}/new')\n"
+            f"folder = os.open(sys.argv[1] + '/{TEMPORARY}{'b' * 16}', os.O_RDONLY)\n"
             "fcntl.flock(folder, fcntl.LOCK_EX)\n"
             "print('locked', flush=True)\n"
             "sys.stdin.read()\n"
@@ -202,11 +217,11 @@ class TestExisting:
             assert busy.stdout is not None
             assert busy.stdout.readline() == b"locked\n"
             await put(plan, root)
-            assert (root / f"{TEMPORARY}busy" / "new").is_dir()
+            assert (root / f"{TEMPORARY}{'b' * 16}" / "new").is_dir()
             assert busy.stdin is not None
             busy.stdin.close()
         await put(plan, root)
-        assert not (root / f"{TEMPORARY}busy").exists()
+        assert not (root / f"{TEMPORARY}{'b' * 16}").exists()
 
 
 class TestFailures:
@@ -242,7 +257,7 @@ class TestFailures:
 
     async def test_a_destination_that_is_a_file_is_refused(self, plan: Plan, root: Path) -> None:
         root.write_bytes(b"1")
-        with pytest.raises(RuntimeOpenError, match="File exists"):
+        with pytest.raises(RuntimeOpenError, match="it is a file, not a directory"):
             await put(plan, root)
         assert root.read_bytes() == b"1"
 
@@ -265,6 +280,34 @@ class TestFailures:
         async with open_runtime(f"local:{root}/a/b"):
             assert (root / "a" / "b").is_dir()
         assert not root.exists()
+
+    async def test_a_runtime_that_was_closed_writes_nowhere(
+        self, tmp_path: Path, root: Path
+    ) -> None:
+        async with open_local(root) as closed:
+            await closed.write("x", b"")
+        async with open_local(tmp_path / "other"):
+            for _ in range(20):  # the number of the closed descriptor is somebody else's soon
+                with pytest.raises(trio.ClosedResourceError):
+                    await closed.write("escaped", b"")
+        assert not (tmp_path / "other").exists()
+
+    async def test_every_file_that_can_be_made_executable_is(self, root: Path) -> None:
+        async with open_local(root) as runtime:
+            for name in "ac":
+                await runtime.write(name, b"")
+            with pytest.raises(FileNotFoundError):
+                await runtime.set_executable(["a", "b", "c"])
+            states = await runtime.inspect(["a", "c"])
+        assert all(state.executable for state in states.values())
+
+    async def test_a_skill_with_a_strange_name_is_not_taken_for_litter(
+        self, tmp_path: Path, plan: Plan, root: Path
+    ) -> None:
+        strange = make_skill(tmp_path / f"{TEMPORARY}{'a' * 16}")
+        await put(plan_skills([strange]), root)
+        await put(plan, root)
+        assert (root / strange.name / "SKILL.md").exists()
 
 
 class TestLinks:
@@ -358,6 +401,33 @@ class TestInterrupted:
                 nursery.cancel_scope.cancel()
         assert scope.cancelled_caught
         assert not root.exists()
+
+    async def test_while_the_directory_is_opened_leaves_none(self, root: Path) -> None:
+        for step in range(1, 20):
+            instrument = CancelAtStep(step)
+            with instrument.scope:
+                trio.lowlevel.add_instrument(instrument)
+                async with open_local(root / "below"):
+                    pass
+            trio.lowlevel.remove_instrument(instrument)
+            assert not root.exists()
+
+    async def test_single_files_are_reported_as_they_are(self, root: Path) -> None:
+        plan = plan_uploads(Upload.of(f"{n:03}", b"x" * 100) for n in range(250))
+        events: list[Event] = []
+        with trio.CancelScope() as scope:
+
+            async def cancel_soon() -> None:
+                while not (root / "000").exists():
+                    await trio.lowlevel.checkpoint()
+                scope.cancel()
+
+            async with open_local(root) as runtime, trio.open_nursery() as nursery:
+                nursery.start_soon(cancel_soon)
+                await install(plan, runtime, on_event=events.append)
+                nursery.cancel_scope.cancel()
+        report = events[-1].report  # type: ignore[union-attr]  # the last one is InstallEnded
+        assert {outcome.target for outcome in report.written} == set(read_tree(root))
 
     async def test_reports_exactly_what_is_there(self, tmp_path: Path, root: Path) -> None:
         skills = [make_skill(tmp_path / f"s{n:03}", {"x": b"1"}) for n in range(200)]

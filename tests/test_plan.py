@@ -192,7 +192,7 @@ class TestRefused:
     def test_links_that_multiply_a_tree_end(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("trio_skills._tree.MAX_FILES", 1000)
+        monkeypatch.setattr("trio_skills._tree.MAX_LINKED", 1000)
         pdf = make_skill(tmp_path / "pdf", {"d0/x": b""})
         for level in range(1, 30):
             folder = pdf / f"d{level}"
@@ -202,6 +202,37 @@ class TestRefused:
         with pytest.raises(PlanError) as caught:
             plan_skills([pdf])
         assert problems(caught) == {"pdf": "too-many-files"}
+
+    def test_links_that_multiply_folders_alone_end_too(self, tmp_path: Path) -> None:
+        pdf = make_skill(tmp_path / "pdf")
+        (pdf / "d0").mkdir()
+        for level in range(1, 40):
+            (pdf / f"d{level}").mkdir()
+            for copy in "ab":
+                (pdf / f"d{level}" / copy).symlink_to(f"../d{level - 1}")
+        with pytest.raises(PlanError, match="by way of links to folders"):
+            plan_skills([pdf])
+
+    def test_a_folder_without_a_skill_md_is_not_read(self, tmp_path: Path) -> None:
+        (tmp_path / "home").mkdir()
+        with (tmp_path / "home" / "huge").open("wb") as file:
+            file.truncate(2**43)
+        with pytest.raises(PlanError, match=r"holds no SKILL\.md"):
+            plan_skills([tmp_path / "home"])
+
+    def test_patterns_that_leave_out_the_skill_md_are_named(self, tmp_path: Path) -> None:
+        pdf = make_skill(tmp_path / "pdf")
+        with pytest.raises(PlanError, match=r"pattern '\*\.md' leaves it out; add '!SKILL\.md'"):
+            plan_skills([pdf], exclude=["*.md"])
+
+    def test_wrong_arguments_are_named(self, tmp_path: Path) -> None:
+        pdf = make_skill(tmp_path / "pdf")
+        with pytest.raises(TypeError, match="exclude is a list"):
+            plan_skills([pdf], exclude="*.log")
+        with pytest.raises(ValueError, match="on_collision is one of error, last, first"):
+            plan_skills([pdf], on_collision="lats")  # type: ignore[arg-type]
+        with pytest.raises(PlanError, match="a path has no NUL"):
+            plan_skills(["a\0b"])
 
     def test_what_is_no_file_is_never_opened(self, tmp_path: Path) -> None:
         pdf = make_skill(tmp_path / "pdf")
@@ -275,13 +306,25 @@ class TestCollisions:
         last = make_skill(tmp_path / "b" / "pdf", {"x": b"last", "only-b": b""})
         with pytest.raises(PlanError) as caught:
             plan_skills([first, last])
-        assert problems(caught) == {"SKILL.md": "collision", "x": "collision"}
+        assert problems(caught) == {"pdf": "collision"}
+        assert str(first) in str(caught.value)
         for policy, winner in (("first", first), ("last", last)):
             plan = plan_skills([first, last], on_collision=policy)  # type: ignore[arg-type]
             assert targets(plan) == ["pdf/SKILL.md", "pdf/only-a", "pdf/only-b", "pdf/x"]
             assert plan.uploads[-1].source == winner / "x"
             assert len(plan.excluded) == 2
             assert all(e.reason.startswith("collision: ") for e in plan.excluded)
+
+    def test_contents_are_in_no_message(self) -> None:
+        uploads = [Upload.of("k", b"s3cret"), Upload.of("k", b"s3cret too")]
+        with pytest.raises(PlanError) as caught:
+            plan_uploads(uploads)
+        plan = plan_uploads(uploads, on_collision="last")
+        assert "s3cret" not in f"{caught.value} {plan.excluded}"
+
+    def test_an_upload_with_wrong_numbers_is_put_right(self) -> None:
+        plan = plan_uploads([Upload("a", b"xyz", size=1, digest="00")])
+        assert plan.uploads == (Upload.of("a", b"xyz"),)
 
     def test_a_file_where_a_folder_must_be_is_a_collision(self) -> None:
         file, inside = Upload.of("a/b", b"file"), Upload.of("a/b/c", b"inside")
@@ -296,6 +339,8 @@ class TestCollisions:
     )
     def test_names_that_some_file_systems_confuse_are_a_warning(self, one: str, other: str) -> None:
         plan = plan_uploads([Upload.of(one, b""), Upload.of(other, b"")])
+        assert [warning.kind for warning in plan.warnings] == ["case-clash"]
+        plan = plan_uploads([Upload.of(one, b""), Upload.of(f"{other}/x", b"")])
         assert [warning.kind for warning in plan.warnings] == ["case-clash"]
 
 

@@ -120,6 +120,7 @@ def remove_tree(root: int, name: str) -> None:
             for folder in folders:
                 below = open_folder(top, [folder])
                 try:
+                    os.fchmod(below, 0o700)  # its owner may have forbidden to remove what is in it
                     for deeper in _remove_files(below):
                         os.rename(deeper, _unused(top, numbers), src_dir_fd=below, dst_dir_fd=top)
                 finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Literal, TypeAlias
 
 import attrs
@@ -56,15 +56,21 @@ def resolve(uploads: Sequence[Upload], on_collision: OnCollision) -> Resolved:
 
 
 def case_clashes(targets: Iterable[str]) -> list[Problem]:
-    """Return a problem for each target that some file systems cannot tell from an earlier one."""
-    seen: dict[str, str] = {}
-    clashes = []
+    """Return a problem for each target that some file systems cannot tell from another.
+
+    Folders count too: two that differ so would be one there, and so would a folder and a file.
+    """
+    paths: set[str] = set()
     for target in targets:
-        folded = target.lower() if target.isascii() else _fold(target)
-        first = seen.setdefault(folded, target)
-        if first is not target:
-            message = f"differs from {printable(first)} in case or Unicode normal form alone"
-            clashes.append(Problem("case-clash", target, message))
+        paths.update((target, *_folders_above(target, paths)))
+    clashes = []
+    first: dict[str, str] = {}
+    for path in sorted(paths):
+        folded = path.lower() if path.isascii() else _fold(path)
+        other = first.setdefault(folded, path)
+        if other != path:
+            message = f"differs from {printable(other)} in case or Unicode normal form alone"
+            clashes.append(Problem("case-clash", path, message))
     return clashes
 
 
@@ -78,7 +84,7 @@ def _rival(target: str, files: dict[str, Upload], folders: dict[str, Upload]) ->
     return next((files[f] for f in _folders_above(target, folders) if f in files), None)
 
 
-def _folders_above(target: str, known: dict[str, Upload]) -> list[str]:
+def _folders_above(target: str, known: Container[str]) -> list[str]:
     """Return the folders above `target`, up to one that is `known`: above that, all are."""
     above = []
     folder = posixpath.dirname(target)
@@ -100,4 +106,4 @@ def _collision(first: Upload, second: Upload) -> Problem:
 
 
 def _source(upload: Upload) -> str:
-    return repr(upload.source) if isinstance(upload.source, bytes) else str(upload.source)
+    return upload.target if isinstance(upload.source, bytes) else str(upload.source)

@@ -55,13 +55,13 @@ Command: TypeAlias = tuple[list[str], list[str]]
 def make_executable(targets: Sequence[str]) -> Iterator[Command]:
     """Yield the commands that set the execute bits of files."""
     for batch in _batches(targets):
-        yield ["chmod", "+x", "--", *batch], batch
+        yield ["chmod", "+x", "--", *map(_argument, batch)], batch
 
 
 def inspect(targets: Sequence[str]) -> Iterator[Command]:
     """Yield the commands whose output `read_inspection` reads."""
     for batch in _batches(targets):
-        yield ["sh", "-c", INSPECT, "sh", *batch], batch
+        yield ["sh", "-c", INSPECT, "sh", *map(_argument, batch)], batch
 
 
 def read_inspection(targets: Sequence[str], result: RunResult) -> dict[str, FileState]:
@@ -92,7 +92,7 @@ def _read_sum(sums: bytes, position: int, target: str) -> tuple[str | None, int]
 
     The name is compared with what is expected there: a name may hold newlines and digests.
     """
-    raw = target.encode()
+    raw = _argument(target).encode()
     # GNU escapes such names, later versions more of them; busybox does not.
     escaped = raw.replace(b"\\", b"\\\\").replace(b"\n", b"\\n")
     start = position + sums.startswith(b"\\", position)
@@ -105,11 +105,16 @@ def _read_sum(sums: bytes, position: int, target: str) -> tuple[str | None, int]
     return None, position
 
 
+def _argument(target: str) -> str:
+    # `sha256sum -- -` would read its standard input.
+    return target if target.startswith("/") else f"./{target}"
+
+
 def _batches(targets: Sequence[str]) -> Iterator[list[str]]:
     batch: list[str] = []
     size = 0
     for target in targets:
-        length = len(target.encode()) + 9  # the end of the string, and the pointer to it
+        length = len(target.encode()) + 11  # "./", the end of the string, and the pointer to it
         if batch and size + length > MAX_ARGUMENTS:
             yield batch
             batch, size = [], 0

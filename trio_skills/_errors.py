@@ -57,19 +57,14 @@ class RuntimeOpenError(TrioSkillsError):
         super().__init__(url, reason)
 
     def __str__(self) -> str:
-        return f"cannot open {printable(self.url)}: {self.reason}"
+        return f"cannot open {printable(self.url) or repr('')}: {printable(self.reason)}"
 
 
-class DestinationError(TrioSkillsError):
-    """The sandbox was opened, but the destination in it was refused before anything was written."""
+class DestinationError(PlanError):
+    """The sandbox was opened, but what is there does not agree with the plan; nothing was written.
 
-    def __init__(self, path: str, reason: str) -> None:
-        self.path = path
-        self.reason = reason
-        super().__init__(path, reason)
-
-    def __str__(self) -> str:
-        return f"{printable(self.path)}: {self.reason}"
+    Its problems name paths in the sandbox.
+    """
 
 
 class UploadError(TrioSkillsError):

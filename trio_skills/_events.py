@@ -28,7 +28,8 @@ class TransferEnded:
     transfer: int
     """The number that it started with."""
     outcomes: tuple[Outcome, ...]
-    """One for each file that it carried. A later check can still turn a success into a failure."""
+    """For each file that it carried, unless that was not reached because the sandbox seems gone. A
+    later check can still turn a success into a failure."""
 
 
 @attrs.frozen

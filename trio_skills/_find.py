@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from trio_skills._errors import PlanError, Problem
@@ -21,6 +22,8 @@ def find_skills(root: str | os.PathLike[str]) -> list[Path]:
     """
     if not os.fspath(root):  # which `Path` would make the working directory
         raise PlanError([Problem("source-unreadable", "''", "a source is empty; name a folder")])
+    if "\0" in os.fspath(root):
+        raise PlanError([Problem("source-unreadable", os.fspath(root), "a path has no NUL")])
     root = Path(root)
     finder = _Finder(os.path.realpath(root))
     finder.search(root)
@@ -62,7 +65,7 @@ class _Finder:
         try:
             with os.scandir(folder) as found:
                 entries = sorted(found, key=lambda entry: entry.name, reverse=True)
-        except OSError as exc:
+        except (OSError, ValueError) as exc:
             self.problems.append(Problem("source-unreadable", str(folder), why_no_folder(exc)))
             return []
         if any(entry.name == "SKILL.md" for entry in entries):
@@ -71,5 +74,11 @@ class _Finder:
         return [
             Path(entry.path)
             for entry in entries
-            if entry.name not in DEFAULT_EXCLUDED and entry.is_dir()
+            if entry.name not in DEFAULT_EXCLUDED and _is_folder(entry)
         ]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    with suppress(OSError):  # a link that leads nowhere that may be entered, or to itself
+        return entry.is_dir()
+    return False

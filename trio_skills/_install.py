@@ -9,7 +9,8 @@ starts.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import get_args
 
@@ -17,7 +18,13 @@ import attrs
 import trio
 
 from trio_skills import _commands
-from trio_skills._errors import DestinationError, PlanError, UploadError, VerifyError
+from trio_skills._errors import (
+    DestinationError,
+    PlanError,
+    Problem,
+    UploadError,
+    VerifyError,
+)
 from trio_skills._events import Event, InstallEnded, TransferEnded, TransferStarted
 from trio_skills._limits import Limits
 from trio_skills._plan import Plan
@@ -33,12 +40,12 @@ from trio_skills._runtime import (
     traits_of,
 )
 from trio_skills._threads import in_thread
-from trio_skills._transfers import Strategy, Transfer, in_waves, pack
+from trio_skills._transfers import Strategy, Transfer, by_folder, in_waves, pack
 from trio_skills._upload import Upload
 
-_HOPELESS = 3
-"""How many files of a failed batch may fail alone before the others are given up too: a sandbox
-that is gone may take its time for each to say so."""
+_GIVE_UP_AFTER = 3
+"""When the first so many files of a failed batch fail alone too, the others are not tried: a
+sandbox that is gone may take its time for each to say so."""
 
 _log = logging.getLogger("trio_skills")
 
@@ -65,22 +72,31 @@ async def install(
         strategy: How the files travel.
         batch_size: How many files a batch of `"batched"` has.
         existing: What becomes of a skill folder that is there: its other files stay (`"merge"`), or
-            go with it (`"replace"`, which only `"packed"` can), or nothing is written (`"error"`).
+            go with it (`"replace"`, which only `"packed"` can), or nothing is written (`"error"`,
+            which holds for single files too).
         verify: Whether to hash, in the end, what is there.
         skip_unchanged: Whether to look first, and send only what differs in its bytes or its
             execute bit.
         on_event: Called in the event loop with each `Event`; it must not block. Should it raise,
             that is logged and it is not called again.
 
+    A new skill folder that travels packed appears whole. Where some of its files failed, which the
+    error names, it appears without them with `"merge"`, and not at all otherwise.
+
     Raises:
         InstallError: Some file is not there as planned; raised when every transfer has settled.
         DestinationError: The destination was refused, and nothing was written.
         PlanError: Two names of the plan are one name for this runtime; nothing was written.
+        CommandError: `skip_unchanged` or `existing="error"` could not look; nothing was written.
         ValueError: The arguments contradict each other, or the runtime cannot do what they ask for.
 
     **Cancellation:** no further transfer starts, and those in flight are ended. A file is there
     whole or not at all; `on_event` has the report of what was done in `InstallEnded`.
     """
+    if not isinstance(plan, Plan):
+        raise TypeError("plan is a Plan, from plan_skills or plan_uploads")
+    if not (hasattr(runtime, "write") and hasattr(runtime, "run")):
+        raise TypeError("runtime has the methods write and run, as from open_runtime")
     if strategy == "auto":
         strategy = "packed" if isinstance(runtime, WritesMany) else "concurrent"
     _check_arguments(runtime, strategy, batch_size, existing, skip_unchanged)
@@ -132,7 +148,7 @@ def _check_arguments(
 
 def _install_error(report: Report) -> InstallError:
     errors = [outcome.error for outcome in report.failed if outcome.error is not None]
-    message = f"{len(errors)} of {len(report.outcomes)} files failed ({report.summary()})"
+    message = f"{len(errors)} of {len(report.outcomes)} files failed; first {errors[0]}"
     return InstallError(message, errors, report=report)
 
 
@@ -164,18 +180,22 @@ class _Job:
         clashes = [warning for warning in self.plan.warnings if warning.kind == "case-clash"]
         if clashes and traits_of(self.runtime).folds_case:
             raise PlanError(clashes)
-        ask_folders = self.plan.folders if self.existing == "error" else ()
-        if not ask_folders and not isinstance(self.runtime, Inspects):
+        must_be_missing = self._tops() if self.existing == "error" else []
+        if not must_be_missing and not isinstance(self.runtime, Inspects):
             return
-        states = await self._inspect([self.plan.dest, *ask_folders])
-        dest = states[self.plan.dest]
-        if dest.kind not in ("folder", "missing"):
-            raise DestinationError(self.plan.dest, "the destination is not a folder")
-        if not dest.writable:
-            raise DestinationError(self.plan.dest, "no permission to write to the destination")
-        for folder in ask_folders:
-            if states[folder].kind != "missing":
-                raise DestinationError(folder, "it is there already, and existing='error'")
+        states = await self._inspect([self.plan.dest, *must_be_missing])
+        problems = [*_problems_of_dest(self.plan.dest, states[self.plan.dest])]
+        for top in must_be_missing:
+            if states[top].kind != "missing":
+                message = "it is there already; merge into it, replace it, or go elsewhere"
+                problems.append(Problem("destination-exists", top, message))
+        if problems:
+            raise DestinationError(problems)
+
+    def _tops(self) -> list[str]:
+        """Return the skill folders, and the files that are in none."""
+        found = by_folder(self.plan.uploads, frozenset(self.plan.folders))
+        return [folder or members[0].target for folder, members in found]
 
     async def find_unchanged(self) -> None:
         states = await self._inspect([upload.target for upload in self.plan.uploads])
@@ -187,7 +207,7 @@ class _Job:
         await trio.lowlevel.checkpoint()
         waiting = [u for u in self.plan.uploads if u.target not in self.outcomes]
         if self.packer is not None:
-            max_bytes = self.limits.statistics().max_bytes
+            max_bytes = self.limits.max_bytes
             max_files = traits_of(self.runtime).max_batch_files
             waves = iter([pack(waiting, self.plan.folders, max_bytes, max_files)])
         else:
@@ -271,8 +291,9 @@ class _Job:
     async def _slot(self) -> AsyncIterator[None]:
         """Hold a place for one command, which is a round trip."""
         await self._acquire(0)
-        self.round_trips += 1
         try:
+            await trio.lowlevel.checkpoint_if_cancelled()  # as in `_settle`
+            self.round_trips += 1
             yield
         finally:
             self._release(0)
@@ -302,6 +323,8 @@ class _Job:
 
     async def _settle(self, transfer: Transfer) -> None:  # noqa: ASYNC910
         try:
+            # Cancelled since the limits let it through: then it must not begin.
+            await trio.lowlevel.checkpoint_if_cancelled()
             started = self._now()
             targets = tuple(upload.target for upload in transfer.uploads)
             self.emit(TransferStarted(transfer.number, targets, transfer.size))
@@ -311,25 +334,30 @@ class _Job:
                 await self._write(transfer.uploads[0], transfer, started)
         finally:
             self._release(transfer.size)
-        outcomes = tuple(self.outcomes[target] for target in targets)
+        outcomes = tuple(self.outcomes[t] for t in targets if t in self.outcomes)
         self.emit(TransferEnded(transfer.number, outcomes))
 
     async def _write(  # noqa: ASYNC910
         self, upload: Upload, transfer: Transfer, started: float
     ) -> None:
-        self.round_trips += 1
         error: Exception | None = None
         try:
-            if isinstance(upload.source, bytes):
-                data = upload.source
-            else:
-                data = await in_thread(upload.read)
-            await self.runtime.write(upload.target, data)
+            await self._send(upload)
         except Exception as exc:  # noqa: BLE001  # any failure is an outcome
             error = exc
         if upload.executable and error is None:
             self.without_bit.append(upload.target)
         self._record(upload, error, transfer, started)
+
+    async def _send(self, upload: Upload) -> None:
+        if isinstance(upload.source, bytes):
+            data = upload.source
+        else:
+            data = await in_thread(upload.read)
+        # Cancelled while it was read, or since the last file of its batch failed.
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self.round_trips += 1
+        await self.runtime.write(upload.target, data)
 
     async def _write_many(self, packer: WritesMany, transfer: Transfer, started: float) -> None:  # noqa: ASYNC910
         self.round_trips += 1
@@ -342,22 +370,20 @@ class _Job:
                 raise RuntimeError(f"write_many has {len(errors)} outcomes, not {len(uploads)}")
         except Exception as exc:  # noqa: BLE001  # any failure is an outcome
             if self.existing == "merge":
-                await self._write_each(transfer, exc, started)
+                await self._write_each(transfer, started)
                 return
             errors = [exc] * len(uploads)
         for upload, error in zip(uploads, errors, strict=True):
             self._record(upload, error, transfer, started)
 
-    async def _write_each(self, transfer: Transfer, batch_error: Exception, started: float) -> None:  # noqa: ASYNC910
+    async def _write_each(self, transfer: Transfer, started: float) -> None:  # noqa: ASYNC910
         """Settle a failed batch file by file, so that exactly the files that fail are blamed."""
-        failures = 0
-        for number, upload in enumerate(transfer.uploads):
-            if failures == number == _HOPELESS:
-                for rest in transfer.uploads[number:]:
-                    self._record(rest, batch_error, transfer, started)
-                return  # noqa: ASYNC910
+        first, others = transfer.uploads[:_GIVE_UP_AFTER], transfer.uploads[_GIVE_UP_AFTER:]
+        for upload in first:
             await self._write(upload, transfer, started)
-            failures += self.outcomes[upload.target].state == "failed"
+        if any(self.outcomes[upload.target].error is None for upload in first):
+            for upload in others:
+                await self._write(upload, transfer, started)
 
     def _record(
         self, upload: Upload, error: Exception | None, transfer: Transfer, started: float
@@ -377,6 +403,7 @@ class _Job:
     def _fail(self, target: str, cause: Exception) -> None:
         self.has_failed = True
         error = UploadError(target, cause)
+        _forget_locals(cause)
         self.outcomes[target] = attrs.evolve(self.outcomes[target], state="failed", error=error)
 
     async def _blame_for_bits(self, targets: Sequence[str], cause: Exception) -> None:
@@ -389,6 +416,22 @@ class _Job:
         for target in targets:
             if target not in states or not states[target].executable:
                 self._fail(target, cause)
+
+
+def _forget_locals(error: BaseException | None) -> None:
+    """Let go of what a traceback's frames hold: contents, else kept as long as the report is."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+def _problems_of_dest(dest: str, state: FileState) -> Iterator[Problem]:
+    if state.kind not in ("folder", "missing"):
+        message = "the destination is not a folder (a link is none), or cannot be entered"
+        yield Problem("destination-no-folder", dest, message)
+    elif not state.writable:
+        message = "the destination cannot be written to: no permission, or a read-only file system"
+        yield Problem("destination-read-only", dest, message)
 
 
 def _difference(upload: Upload, state: FileState) -> str:

@@ -77,7 +77,12 @@ class Limits:
         await trio.lowlevel.wait_task_rescheduled(abort)
 
     def release(self, size: int) -> None:
-        """Count a transfer of `size` bytes, the size it was acquired with, as ended."""
+        """Count a transfer of `size` bytes, the size it was acquired with, as ended.
+
+        Raises `RuntimeError` where nothing is in flight.
+        """
+        if self._in_flight == 0:
+            raise RuntimeError("release without acquire")
         self._in_flight -= 1
         self._bytes_in_flight -= min(size, self._max_bytes)
         self._wake()

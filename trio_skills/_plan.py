@@ -10,12 +10,14 @@ import os
 import posixpath
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import get_args
 
 import attrs
 
 from trio_skills._beneath import components
 from trio_skills._collisions import OnCollision, case_clashes, resolve
 from trio_skills._errors import PlanError, Problem, describe
+from trio_skills._printable import printable
 from trio_skills._skill import Skill, parse_skill
 from trio_skills._tree import (
     MAX_NAME,
@@ -81,7 +83,8 @@ def plan_skills(
     call it by `trio.to_thread.run_sync`.
 
     Args:
-        sources: Skill folders; see `find_skills` for folders that hold skills.
+        sources: Skill folders; see `find_skills` for folders that hold skills. One without a
+            `SKILL.md` is refused before its files are read.
         dest: A POSIX path in the sandbox; a relative one is taken from the runtime's own folder.
         on_collision: Whose file stays where two go to one place.
         exclude: gitignore patterns for what is left out, relative to each skill, besides `.git`,
@@ -95,27 +98,36 @@ def plan_skills(
     """
     if isinstance(sources, str | bytes | os.PathLike):
         raise TypeError("sources is a list of folders, not one path")
+    if isinstance(exclude, str | bytes):
+        raise TypeError("exclude is a list of patterns, not one pattern")
+    _check_policy(on_collision)
     problems = _check_dest(dest)
     dest = _normal(dest) if not problems else "."  # said once, not again for each file
     rule = exclusion(tuple(exclude))
     skills: list[Skill] = []
-    folders: set[str] = set()
+    folders: dict[str, Path] = {}
     uploads: list[Upload] = []
     excluded: list[Excluded] = []
     for folder, name in _distinct(sources, problems):
+        base = _normal(posixpath.join(dest, name))
+        if on_collision == "error" and base in folders:
+            problems.append(_same_name(folder, folders[base], name))
+            continue
+        folders.setdefault(base, folder)
         try:
+            if no_skill_md := _no_skill_md(folder):
+                problems.append(no_skill_md)
+                continue
             tree = read_tree(folder, rule)
-        except OSError as exc:
+        except (OSError, ValueError) as exc:
             problems.append(Problem("source-unreadable", str(folder), why_no_folder(exc)))
             continue
         problems += tree.problems
         if tree.skill_md is None:
-            problems.append(_no_skill_md(folder, tree))
+            problems += _left_out(folder, tree)
             continue
         skills.append(parse_skill(folder, name, tree.skill_md))
         excluded += tree.excluded
-        base = _normal(posixpath.join(dest, name))
-        folders.add(base)
         uploads += (
             Upload(
                 target=f"{base}/{file.path}",
@@ -145,12 +157,13 @@ def plan_uploads(uploads: Iterable[Upload], *, on_collision: OnCollision = "erro
 
     An upload without a digest is read for it, so this blocks. Raises `PlanError`, as `plan_skills`.
     """
+    _check_policy(on_collision)
     problems: list[Problem] = []
     complete: list[Upload] = []
     for upload in uploads:
         try:
             complete.append(_complete(upload))
-        except OSError as exc:
+        except (OSError, ValueError) as exc:
             problems.append(Problem("unreadable", str(upload.source), describe(exc)))
     return _plan(complete, on_collision, problems)
 
@@ -162,12 +175,19 @@ def _normal(path: str) -> str:
 
 
 def _check_dest(dest: str) -> list[Problem]:
-    try:
-        components(dest)
-        dest.encode()
-    except ValueError:
-        return [Problem("dest-invalid", dest, "a destination is UTF-8, without '..' and NUL")]
+    if ".." in dest.split("/"):
+        return [Problem("dest-invalid", dest, "a destination has no '..'")]
+    if "\0" in dest or not _is_utf8(dest):
+        return [Problem("dest-invalid", dest, "a destination is UTF-8, without NUL")]
     return []
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _distinct(
@@ -180,6 +200,9 @@ def _distinct(
             problems.append(Problem("source-unreadable", "''", "a source is empty; name a folder"))
             continue
         folder = Path(source)
+        if "\0" in os.fspath(folder):
+            problems.append(Problem("source-unreadable", str(folder), "a path has no NUL"))
+            continue
         name = folder.name
         if name in ("", ".."):  # "." and ".." have their name only when resolved
             name = os.path.basename(os.path.realpath(folder))
@@ -193,13 +216,41 @@ def _distinct(
             problems.append(Problem("name-not-utf8", str(folder), "the name is not UTF-8"))
 
 
-def _no_skill_md(folder: Path, tree: Tree) -> Problem:
-    near = [file.path for file in tree.files if file.path.lower() == "skill.md"]
+def _no_skill_md(folder: Path) -> Problem | None:
+    """Return what is wrong where there is no `SKILL.md`. Raises `OSError` for no folder."""
+    names = os.listdir(folder)
+    if "SKILL.md" in names:
+        return None
+    near = [name for name in names if name.lower() == "skill.md"]
     if near:
         message = f"it holds {near[0]}; rename that to SKILL.md, exactly"
     else:
-        message = "it holds no SKILL.md; find_skills finds the skills in a folder of folders"
+        message = "it holds no SKILL.md; a source of plan_skills is a skill, see find_skills"
     return Problem("no-skill-md", str(folder), message)
+
+
+def _left_out(folder: Path, tree: Tree) -> list[Problem]:
+    """Return what is wrong where there is a `SKILL.md` that was not read; the tree may say it."""
+    path = str(folder / "SKILL.md")
+    for excluded in tree.excluded:
+        if excluded.path.rstrip("/") == path:
+            message = f"the pattern {printable(excluded.reason)!r} leaves it out; add '!SKILL.md'"
+            return [Problem("no-skill-md", path, message)]
+    return [] if tree.problems else [Problem("no-skill-md", path, "it must be a file")]
+
+
+def _same_name(folder: Path, first: Path, name: str) -> Problem:
+    message = (
+        f"{printable(str(first))} is installed as {printable(name)} too; rename one, or choose "
+        "whose files stay (on_collision)"
+    )
+    return Problem("collision", str(folder), message)
+
+
+def _check_policy(on_collision: OnCollision) -> None:
+    if on_collision not in get_args(OnCollision):
+        known = ", ".join(get_args(OnCollision))
+        raise ValueError(f"on_collision is one of {known}; not {on_collision!r}")
 
 
 def _plan(uploads: Sequence[Upload], on_collision: OnCollision, problems: list[Problem]) -> Plan:
@@ -217,7 +268,7 @@ def _plan(uploads: Sequence[Upload], on_collision: OnCollision, problems: list[P
 
 def _complete(upload: Upload) -> Upload:
     upload = attrs.evolve(upload, target=_normal(upload.target))
-    if upload.digest is not None:
+    if upload.digest is not None and isinstance(upload.source, Path):
         return upload
     return Upload.of(upload.target, upload.source, executable=upload.executable)
 

@@ -13,7 +13,8 @@ from trio_skills._errors import Problem, TrioSkillsError, UploadError
 from trio_skills._tree import Excluded
 
 State: TypeAlias = Literal["written", "unchanged", "failed", "not reached"]
-"""`unchanged`: it was there already. `not reached`: an end came before its turn."""
+"""`unchanged`: it was there already. `not reached`: its turn did not come, because the install was
+cancelled or the sandbox seems gone; whatever was there is there, unless an answer was lost."""
 
 
 @attrs.frozen

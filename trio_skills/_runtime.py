@@ -56,9 +56,10 @@ class WritesMany(Protocol):
     ) -> Sequence[Exception | None]:
         """Write the files of whole skill folders and return, for each upload, None or its error.
 
-        A folder of `folders` that is not there yet appears whole. With `"merge"`, one that is there
-        keeps its other files; with `"replace"` it is swapped for the new one; with `"error"` its
-        uploads fail. With the latter two a folder of which any upload failed stays as it was.
+        A folder of `folders` that is not there yet appears whole, or without what failed. With
+        `"merge"`, one that is there keeps its other files; with `"replace"` it is swapped for the
+        new one; with `"error"` its uploads fail. With the latter two a folder of which any upload
+        failed stays as it was, which may be: not there.
         Sources are read as they are sent, so that memory follows one file, not the sum. Raises what
         fails for all of them.
 
@@ -112,7 +113,8 @@ class Traits:
     """What a runtime can bear, and how it differs from others."""
 
     max_in_flight: int | None = None
-    """How many transfers and commands it can bear at once; None: as many as `Limits` allow."""
+    """How many transfers and commands it can bear at once; None: as many as `Limits` allow. Each
+    install respects it; a runtime that several install into at once must count them itself."""
     max_batch_files: int | None = None
     """Where a packed transfer is cut, between skill folders; None: by bytes alone."""
     folds_case: bool = False

@@ -29,8 +29,10 @@ MAX_NAME = 255
 """Bytes of one name: what file systems hold."""
 MAX_PATH = 4096
 """Bytes of a whole target: Linux's `PATH_MAX`."""
-MAX_FILES = 1_000_000
-"""Files of one tree. Links to folders can multiply a small tree without end."""
+MAX_ENTRIES = 1_000_000
+"""Files and folders of one tree."""
+MAX_LINKED = 20_000
+"""Those of them that links to folders led to: such links can multiply a small tree without end."""
 
 
 @attrs.frozen
@@ -96,7 +98,7 @@ def read_tree(folder: Path, exclude: pathspec.GitIgnoreSpec) -> Tree:
     return tree
 
 
-def why_no_folder(error: OSError) -> str:
+def why_no_folder(error: Exception) -> str:
     """Return what is wrong with a source that cannot be read as a folder."""
     match error:
         case FileNotFoundError():
@@ -119,19 +121,28 @@ class _Folder:
     """The real places of the folders that led to it, so that a loop is noticed."""
 
 
-@attrs.frozen
+@attrs.define
 class _Reader:
     folder: Path
     tree: Tree
     root: int
     exclude: pathspec.GitIgnoreSpec
+    entries: int = 0
+    linked: int = 0
+    measured: dict[tuple[int, int, int], _Measure] = attrs.Factory(dict)
+    """What was read already, by device, inode and how much of its beginning was kept."""
 
     def read(self) -> None:
         waiting = [_Folder("", "", ())]
-        while waiting and len(self.tree.files) <= MAX_FILES:
+        while waiting:
             waiting.extend(self._read_folder(waiting.pop()))
-        if len(self.tree.files) > MAX_FILES:
-            self._refuse("", "too-many-files", f"more than {MAX_FILES:,} files")
+            if self.entries > MAX_ENTRIES or self.linked > MAX_LINKED:
+                message = (
+                    f"more than {MAX_ENTRIES:,} files and folders, or {MAX_LINKED:,} by way of "
+                    "links to folders"
+                )
+                self._refuse("", "too-many-files", message)
+                return
 
     def _refuse(self, path: str, kind: str, message: str) -> None:
         self.tree.problems.append(Problem(kind, os.path.join(self.folder, path), message))
@@ -157,6 +168,8 @@ class _Reader:
         self, folder: _Folder, descriptor: int, entry: os.DirEntry[str]
     ) -> Iterator[_Folder]:
         path = folder.path + entry.name
+        self.entries += 1
+        self.linked += folder.path != folder.real
         name = os.fsencode(entry.name)  # whatever this process's locale made of the bytes
         try:
             path = folder.path + name.decode("utf-8")
@@ -227,28 +240,41 @@ class _Reader:
         try:
             file = open_file(name, descriptor)
             try:
-                mode = os.fstat(file).st_mode
-                size, digest, head = _measure(file, MAX_CHECKED if path == "SKILL.md" else 2)
+                status = os.fstat(file)
+                measure = self._measure(file, status, MAX_CHECKED if path == "SKILL.md" else 2)
             finally:
                 os.close(file)
         except OSError as exc:
             self._refuse(path, "unreadable", f"cannot be read: {describe(exc)}")
             return
         if path == "SKILL.md":
-            self.tree.skill_md = head
+            self.tree.skill_md = measure.head
         self.tree.files.append(
             TreeFile(
                 path=path,
                 source=self.tree.root / real,
-                size=size,
-                digest=digest,
-                executable=bool(mode & stat.S_IXUSR),
-                shebang=head.startswith(b"#!"),
+                size=measure.size,
+                digest=measure.digest,
+                executable=bool(status.st_mode & stat.S_IXUSR),
+                shebang=measure.head.startswith(b"#!"),
             )
         )
 
+    def _measure(self, file: int, status: os.stat_result, keep: int) -> _Measure:
+        key = (status.st_dev, status.st_ino, keep)
+        if key not in self.measured:
+            self.measured[key] = _measure(file, keep)
+        return self.measured[key]
 
-def _measure(file: int, keep: int) -> tuple[int, str, bytes]:
+
+@attrs.frozen
+class _Measure:
+    size: int
+    digest: str
+    head: bytes
+
+
+def _measure(file: int, keep: int) -> _Measure:
     """Return a file's size, its digest, and its first `keep` bytes."""
     sha256 = hashlib.sha256()
     size = 0
@@ -258,4 +284,4 @@ def _measure(file: int, keep: int) -> tuple[int, str, bytes]:
         size += len(chunk)
         if len(head) < keep:
             head = (head + chunk)[:keep]
-    return size, sha256.hexdigest(), head
+    return _Measure(size, sha256.hexdigest(), head)

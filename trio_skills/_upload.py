@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import attrs
@@ -49,8 +49,8 @@ class Upload:
             size += len(chunk)
         return cls(target, source, size, executable, sha256.hexdigest())
 
-    def chunks(self) -> Iterator[bytes]:
-        """Yield the content piece by piece. Blocks: call it in a worker thread.
+    def chunks(self) -> Generator[bytes, None, None]:
+        """Yield the content piece by piece. Blocks: use it in a worker thread, and close it.
 
         Raises `SourceChangedError`, after the last piece at the latest, where the content is not
         what was planned; `OSError` where it cannot be read. Only when the iteration has ended was
@@ -67,14 +67,22 @@ class Upload:
                 break
             sha256.update(chunk)
             yield chunk
-        # Size and times can be forged or too coarse; the content is what was promised.
-        if size != self.size or self.digest not in (None, sha256.hexdigest()):
-            path = printable(str(self.source))
-            raise SourceChangedError(f"{path} changed after it was planned; plan again")
+        self._check(size, sha256.hexdigest())
 
     def read(self) -> bytes:
-        """Return the content. Blocks, and raises, as `chunks` does."""
-        return b"".join(self.chunks())
+        """Return the content, held once. Blocks, and raises, as `chunks` does."""
+        if isinstance(self.source, bytes):
+            return self.source
+        with os.fdopen(open_file(self.source), "rb") as file:
+            data = file.read(self.size + 1)
+        self._check(len(data), hashlib.sha256(data).hexdigest())
+        return data
+
+    def _check(self, size: int, digest: str) -> None:
+        # Size and times can be forged or too coarse; the content is what was promised.
+        if size != self.size or self.digest not in (None, digest):
+            path = printable(str(self.source))
+            raise SourceChangedError(f"{path} changed after it was planned; plan again")
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

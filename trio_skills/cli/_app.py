@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TextIO
 
 import attrs
 import trio
@@ -18,13 +18,13 @@ from cyclopts import App, CycloptsError, Group, Parameter
 from rich.console import Console
 
 from trio_skills._collisions import OnCollision
-from trio_skills._errors import PlanError, Problem, TrioSkillsError
+from trio_skills._errors import PlanError, Problem, TrioSkillsError, describe
 from trio_skills._find import find_skills
 from trio_skills._limits import Limits
 from trio_skills._plan import Plan, plan_skills
 from trio_skills._runtime import Existing
 from trio_skills._transfers import Strategy
-from trio_skills.cli._carry_out import carry_out
+from trio_skills.cli._carry_out import Ending, carry_out, hold_signals
 from trio_skills.cli._json import (
     plan_to_dict,
     print_json,
@@ -33,17 +33,22 @@ from trio_skills.cli._json import (
 )
 from trio_skills.cli._sizes import parse_size
 from trio_skills.cli._tables import (
+    line,
+    show_failures,
     show_findings,
     show_plan,
     show_problems,
     show_report,
     show_verdict,
 )
+from trio_skills.runtimes import open_runtime
 
 FAILED = 1
 """Exit code: some file is not there as planned."""
 WRONG = 2
 """Exit code: the plan or the usage is wrong, and nothing was written."""
+UNPRINTED = 74
+"""Exit code: the work is done, but its report could not be printed (`EX_IOERR` of sysexits.h)."""
 SIGNALLED = 128
 """Exit code, with a signal's number added: ended by that signal."""
 
@@ -84,12 +89,12 @@ Json = Annotated[bool, _flag("Print one JSON object, for programs.", _OUTPUT)]
 
 @Parameter(name="*", group=_PLANNING)
 @attrs.frozen
-class Planning:
+class PlanOptions:
     """The options of every command that plans."""
 
-    dest: Annotated[
-        str, Parameter(help="Folder in the sandbox; a relative one is below the URL's path.")
-    ] = "."
+    dest: Annotated[str, Parameter(help="Folder in the sandbox, counted from the URL's path.")] = (
+        "."
+    )
     on_collision: Annotated[
         OnCollision, Parameter(help="Whose file stays where two go to one place.")
     ] = "error"
@@ -109,7 +114,7 @@ class Planning:
     def plan(self, sources: Sequence[str]) -> Plan:
         return plan_skills(
             _find(sources),
-            self.dest,
+            os.fsencode(self.dest).decode("utf-8", "surrogateescape"),  # in any locale
             on_collision=self.on_collision,
             exclude=self.exclude,
             strict=self.strict,
@@ -119,7 +124,7 @@ class Planning:
 
 @Parameter(name="*", group=_TRANSFER)
 @attrs.frozen
-class Transfer:
+class TransferOptions:
     """The options of `install` that are not about planning."""
 
     strategy: Annotated[
@@ -156,7 +161,9 @@ class Transfer:
 
 
 @app.command(name="plan", help_epilogue="Example:\n  trio-skills plan ./skills --exclude '*.log'")
-def plan_command(*sources: Source, planning: Planning = Planning(), json: Json = False) -> int:
+def plan_command(
+    *sources: Source, planning: PlanOptions = PlanOptions(), json: Json = False
+) -> int:
     """Show what would go where, and what is refused, without writing anything."""
     with _refusals(json=json):
         plan = planning.plan(sources)
@@ -171,8 +178,8 @@ def plan_command(*sources: Source, planning: Planning = Planning(), json: Json =
 def install_command(
     *sources: Source,
     to: Annotated[str, Parameter(help="The sandbox: a directory, or local:/path.", metavar="URL")],
-    planning: Planning = Planning(),
-    transfer: Transfer = Transfer(),
+    planning: PlanOptions = PlanOptions(),
+    transfer: TransferOptions = TransferOptions(),
     dry_run: Annotated[bool, _flag("Show the plan, and write nothing.", _OUTPUT)] = False,
     quiet: Annotated[bool, _flag("Print nothing but errors.", _OUTPUT)] = False,
     json: Json = False,
@@ -181,27 +188,28 @@ def install_command(
     with _refusals(json=json):
         options = transfer.options()
         plan = planning.plan(sources)
+        runtime = open_runtime(to)
     if dry_run:
         _print_plan(plan, json=json, quiet=quiet)
         return 0
-    ending = trio.run(carry_out, plan, to, options, _stderr(quiet=quiet or json))
-    with _refusals(json=json):
+    with hold_signals() as held:
+        console = _stderr(quiet=quiet or json)
+        ending = trio.run(carry_out, plan, runtime, options, console, held)
         if ending.refusal is not None:
-            raise ending.refusal
-    report = ending.report
-    if report is not None and json:
-        print_json(report.to_dict() | {"interrupted": ending.signal is not None})
-    elif report is not None:
-        console = _stderr() if quiet and not report.ok else _stdout(quiet=quiet)
-        show_report(console, report, plan, to)
+            with _refusals(json=json):
+                raise ending.refusal
+        _print_ending(ending, plan, to, json=json, quiet=quiet)
     if ending.signal is not None:
         return SIGNALLED + ending.signal
-    return 0 if report is not None and report.ok else FAILED
+    return 0 if ending.report is not None and ending.report.ok else FAILED
 
 
 @app.command(name="validate", help_epilogue="Example:\n  trio-skills validate ./skills --strict")
 def validate_command(*sources: Source, strict: Strict = False, json: Json = False) -> int:
-    """Check skills against the Agent Skills specification, and that they can be installed."""
+    """Check skills against the Agent Skills specification, and that they can be installed.
+
+    What breaks the specification is a warning, since agents load most such skills, unless --strict.
+    """
     with _refusals(json=json):
         skills = _find(sources)
     errors: list[Problem] = []
@@ -223,25 +231,60 @@ def validate_command(*sources: Source, strict: Strict = False, json: Json = Fals
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line with `arguments`, by default the process's, and exit."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # what a locale cannot show is shown escaped
-            stream.reconfigure(errors="backslashreplace")
+    arguments = sys.argv[1:] if arguments is None else arguments
+    _prepare_output()
     try:
         code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
     except CycloptsError as exc:
-        if "--json" in (sys.argv if arguments is None else arguments):
+        if "--json" in arguments:
             print_json(refusal_to_dict(exc))
         else:
             show_problems(_stderr(), [f"{exc} (--help tells more)"])
         code = WRONG
     except KeyboardInterrupt:
+        _print_interruption(json="--json" in arguments)
         code = SIGNALLED + signal.SIGINT
-    except BrokenPipeError:
-        # Whoever read it has seen enough. Python would complain once more at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as exc:
+        _discard_output()
         code = SIGNALLED + signal.SIGPIPE
+        if not isinstance(exc, BrokenPipeError):  # of whom it is said that he has seen enough
+            show_problems(_stderr(), [f"cannot print: {describe(exc)}"])
+            code = UNPRINTED
     sys.exit(code)
+
+
+def _prepare_output() -> None:
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started this
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # for as long as this runs
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):  # what a locale cannot show is shown escaped
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _discard_output() -> None:
+    """Let go of what could not be printed: Python would try once more at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _print_interruption(*, json: bool) -> None:
+    if json:
+        print_json({"ok": False, "interrupted": True})
+    else:
+        line(_stderr(), "interrupted; nothing was written")
+
+
+def _print_ending(ending: Ending, plan: Plan, url: str, *, json: bool, quiet: bool) -> None:
+    report, interrupted = ending.report, ending.signal is not None
+    if report is None:
+        _print_interruption(json=json)
+    elif json:
+        print_json(report.to_dict() | {"interrupted": interrupted})
+    elif quiet:
+        show_failures(_stderr(), report)
+    else:
+        show_report(_stdout(), report, plan, url, interrupted=interrupted)
 
 
 def _print_plan(plan: Plan, *, json: bool, quiet: bool = False) -> None:
@@ -279,9 +322,22 @@ def _refusals(*, json: bool) -> Iterator[None]:
         raise SystemExit(WRONG) from None
 
 
+class _Console(Console):
+    """Prints names as they are, and as wide as they are where nobody looks at it."""
+
+    def __init__(self, file: TextIO, *, quiet: bool) -> None:
+        width = None if file.isatty() else 10_000
+        super().__init__(
+            file=file, width=width, quiet=quiet, highlight=False, emoji=False, markup=False
+        )
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # rich would exit with a code of its own
+
+
 def _stdout(*, quiet: bool = False) -> Console:
-    return Console(highlight=False, emoji=False, markup=False, quiet=quiet)
+    return _Console(sys.stdout, quiet=quiet)
 
 
 def _stderr(*, quiet: bool = False) -> Console:
-    return Console(stderr=True, highlight=False, emoji=False, markup=False, quiet=quiet)
+    return _Console(sys.stderr, quiet=quiet)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any
 
 import attrs
@@ -15,8 +15,9 @@ from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    SpinnerColumn,
     TextColumn,
-    TransferSpeedColumn,
+    TimeElapsedColumn,
 )
 
 from trio_skills._errors import TrioSkillsError
@@ -25,7 +26,8 @@ from trio_skills._install import install
 from trio_skills._plan import Plan
 from trio_skills._progress import ProgressTracker
 from trio_skills._report import InstallError, Report
-from trio_skills.runtimes import open_runtime
+from trio_skills._runtime import Runtime
+from trio_skills.cli._sizes import format_size
 
 
 @attrs.define
@@ -40,45 +42,76 @@ class Ending:
     """Why nothing was done."""
 
 
-async def carry_out(plan: Plan, url: str, options: dict[str, Any], console: Console) -> Ending:
+async def carry_out(
+    plan: Plan,
+    runtime: AbstractAsyncContextManager[Runtime],
+    options: dict[str, Any],
+    console: Console,
+    held: Sequence[int],
+) -> Ending:
     """Install, until it is done or a signal comes, with a progress bar on a terminal.
 
-    `options` are keyword arguments of `install`. Raises nothing that `Ending` can say.
+    `options` are keyword arguments of `install`, `held` what `hold_signals` yields. Raises nothing
+    that `Ending` can say.
     """
     ending = Ending()
+    installing = trio.CancelScope()
     with (
-        _progress_bar(plan, console) as on_progress,
         trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals,
+        _progress_bar(plan, console) as on_progress,
     ):
 
         def on_event(event: Event) -> None:
+            # Not from what `install` returns or raises: a cancelled one does neither.
             if isinstance(event, InstallEnded):
                 ending.report = event.report
             on_progress(event)
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_end_by_signal, signals, ending, nursery.cancel_scope)
-            try:
-                async with open_runtime(url) as runtime:
-                    await install(plan, runtime, on_event=on_event, **options)
-            except InstallError:
-                pass  # its report came with the event
-            except (TrioSkillsError, ValueError, OSError) as exc:
-                ending.refusal = exc
+            nursery.start_soon(_end_by_signal, signals, ending, installing)
+            if held:
+                ending.signal = held[0]
+                installing.cancel()
+            with installing:
+                try:
+                    async with runtime as opened:
+                        await install(plan, opened, on_event=on_event, **options)
+                except InstallError:
+                    pass
+                except (TrioSkillsError, ValueError, OSError) as exc:
+                    ending.refusal = exc
             nursery.cancel_scope.cancel()
     return ending
 
 
+@contextmanager
+def hold_signals() -> Iterator[Sequence[int]]:
+    """Keep signals from ending the block, and yield those that came.
+
+    For the moments before Trio listens to them, and while it is printed what was done.
+    """
+    held: list[int] = []
+    both = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda n, _: held.append(n)) for number in both}
+    try:
+        yield held
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 async def _end_by_signal(
-    signals: AsyncIterator[int], ending: Ending, scope: trio.CancelScope
+    signals: AsyncIterator[int], ending: Ending, installing: trio.CancelScope
 ) -> None:
+    times = 0
     async for received in signals:
-        if ending.signal is not None:
-            # Asked twice: what still runs may hang, and its owner wants out.
+        times += 1
+        ending.signal = ending.signal or received
+        installing.cancel()
+        if times > 2:
+            # Asked again and again: what still runs may hang, and its owner wants out.
             signal.signal(received, signal.SIG_DFL)
             os.kill(os.getpid(), received)
-        ending.signal = received
-        scope.cancel()
 
 
 @contextmanager
@@ -89,18 +122,23 @@ def _progress_bar(plan: Plan, console: Console) -> Iterator[Callable[[Event], No
         yield tracker
         return
     columns = (
+        SpinnerColumn(),
         TextColumn("Installing"),
         BarColumn(),
         TextColumn("{task.fields[files]}"),
         DownloadColumn(),
-        TransferSpeedColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=plan.total_bytes, files=_files(tracker))
+        task = bar.add_task("", total=plan.total_bytes, files=_files(tracker), rate="")
 
         def on_event(event: Event) -> None:
             tracker(event)
-            bar.update(task, completed=tracker.progress.value.bytes_settled, files=_files(tracker))
+            done = tracker.progress.value.bytes_settled
+            elapsed = bar.tasks[0].elapsed
+            rate = f"{format_size(done / elapsed)}/s" if elapsed and done else ""
+            bar.update(task, completed=done, files=_files(tracker), rate=rate)
 
         yield on_event
 

@@ -32,7 +32,8 @@ def line(console: Console, *parts: str | tuple[str, str], indent: int = 0) -> No
     """Print one line, never wrapped or cut; a part may be a text and its style."""
     text = Text(" " * indent)
     for part in parts:
-        text.append(*part) if isinstance(part, tuple) else text.append(part)
+        words, style = part if isinstance(part, tuple) else (part, "")
+        text.append(printable(words), style)
     console.print(text, soft_wrap=True)
 
 
@@ -44,10 +45,12 @@ def show_plan(console: Console, plan: Plan) -> None:
         table.add_row(_name(upload.target), format_size(upload.size), mode)
     console.print(table)
     show_details(console, plan.excluded, plan.warnings)
-    line(console, (f"Would install {_sum_of(plan.uploads, len(plan.skills))}", "bold"))
+    line(console, (f"Would install {_sum_of(plan.uploads, len(plan.folders))}", "bold"))
 
 
-def show_report(console: Console, report: Report, plan: Plan, url: str) -> None:
+def show_report(
+    console: Console, report: Report, plan: Plan, url: str, *, interrupted: bool = False
+) -> None:
     """Print what became of a plan: by skill, then what was left out, what is wrong, the sum."""
     outcomes = {outcome.target: outcome for outcome in report.outcomes}
     table = _table("skill", "files", "size", "executable", "outcome")
@@ -64,9 +67,9 @@ def show_report(console: Console, report: Report, plan: Plan, url: str) -> None:
     if table.row_count:
         console.print(table)
     show_details(console, report.excluded, report.warnings)
-    _show_failures(console, report)
+    show_failures(console, report)
     style = "bold green" if report.ok else "bold red"
-    sentence = f"{printable(url)}: {report.summary()}"
+    sentence = f"{url}: {'interrupted, ' if interrupted else ''}{report.summary()}"
     trips = _plural(report.round_trips, "round trip")
     line(
         console,
@@ -81,7 +84,7 @@ def show_details(
 ) -> None:
     """Print what was left out and what is wrong, a line for each kind."""
     for reason, paths in _grouped((e.reason, e.path) for e in excluded).items():
-        line(console, ("left out ", "dim"), f"{_some(paths)} ", (f"({printable(reason)})", "dim"))
+        line(console, ("left out ", "dim"), f"{_some(paths)} ", (f"({reason})", "dim"))
     for kind, messages in _grouped((w.kind, str(w)) for w in warnings).items():
         count = f" ({len(messages):,} times)" if len(messages) > 1 else ""
         example = ", for example " if len(messages) > 1 else ": "
@@ -116,14 +119,22 @@ def show_problems(console: Console, problems: Sequence[Problem | Exception | str
         line(console, ("error: ", "bold red"), more)
 
 
-def _show_failures(console: Console, report: Report) -> None:
-    for outcome in report.failed[:MOST_FAILURES]:
-        line(console, ("failed ", "bold red"), str(outcome.error))
-    if len(report.failed) > MOST_FAILURES:
-        line(console, f"… and {len(report.failed) - MOST_FAILURES:,} more (--json has them all)")
+def show_failures(console: Console, report: Report) -> None:
+    """Print what failed, below why, and what lacks its execute bit."""
+    by_reason = _grouped(
+        (outcome.error.reason, outcome.target) for outcome in report.failed if outcome.error
+    )
+    left = MOST_FAILURES
+    for reason, targets in by_reason.items():
+        line(console, (f"failed ({len(targets):,}): ", "bold red"), reason)
+        for target in targets[:left]:
+            line(console, target, indent=2)
+        if len(targets) > left:
+            line(console, f"… and {len(targets) - left:,} more (--json has them all)", indent=2)
+        left = max(EXAMPLES, left - len(targets))
     if report.not_executable:
         message = "there without the execute bit, which is set when all is written: "
-        line(console, ("note ", "yellow"), message, _some(report.not_executable))
+        line(console, ("note: ", "yellow"), message, _some(report.not_executable))
 
 
 def _table(*headings: str) -> Table:
@@ -174,7 +185,7 @@ def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def _some(paths: Sequence[str]) -> str:
-    shown = ", ".join(printable(path) for path in paths[:EXAMPLES])
+    shown = ", ".join(paths[:EXAMPLES])
     return shown if len(paths) <= EXAMPLES else f"{shown} and {len(paths) - EXAMPLES:,} more"
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import os
+from contextlib import AbstractAsyncContextManager
 
 from trio_skills._errors import RuntimeOpenError
 from trio_skills._runtime import Runtime
@@ -13,24 +13,20 @@ SCHEMES = ("local",)
 """What a URL may begin with; a path without a scheme is `local`."""
 
 
-@asynccontextmanager
-async def open_runtime(url: str) -> AsyncIterator[Runtime]:
-    """Open the sandbox that `url` names, and close it in the end.
+def open_runtime(url: str | os.PathLike[str]) -> AbstractAsyncContextManager[Runtime]:
+    """Return an async context manager that opens the sandbox which `url` names, and closes it.
 
     | URL | sandbox |
     |---|---|
-    | a path, `local:/path`, `local:path` | a directory of this machine |
+    | a path, `local:/path`, `local:path`, `local:~/path` | a directory of this machine |
 
     The URL's path is where a plan's relative targets go.
 
     Raises:
-        RuntimeOpenError: The URL is of no known kind, or the sandbox cannot be reached.
+        RuntimeOpenError: The URL is of no known kind (raised by the call itself), or the sandbox
+            cannot be reached (raised when the context is entered).
     """
-    async with _open(url) as runtime:
-        yield runtime
-
-
-def _open(url: str) -> AbstractAsyncContextManager[Runtime]:
+    url = os.fspath(url)
     scheme, colon, rest = url.partition(":")
     if not colon or "/" in scheme:
         scheme, rest = "local", url
@@ -38,8 +34,10 @@ def _open(url: str) -> AbstractAsyncContextManager[Runtime]:
         known = ", ".join(f"{name}:" for name in SCHEMES)
         reason = f"unknown kind of sandbox {scheme!r}; known: {known} (or a path: ./{url})"
         raise RuntimeOpenError(url, reason)
+    if rest.startswith("///"):  # a host that is empty
+        rest = rest[2:]
     if not rest:
         raise RuntimeOpenError(url, "it names no directory")
     if rest.startswith("//"):
         raise RuntimeOpenError(url, f"a directory has no host: write local:/{rest.lstrip('/')}")
-    return open_local(rest)
+    return open_local(os.path.expanduser(rest) if url.startswith("local:") else rest)

@@ -8,8 +8,10 @@ import os
 import posixpath
 import stat
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import final
+
+import trio
 
 from trio_skills._beneath import open_file, open_folder, read_chunks, target_parts
 from trio_skills._runtime import Existing, FileState
@@ -26,8 +28,20 @@ class Files:
     """
 
     def __init__(self, root: int) -> None:
-        """Work beneath the folder whose descriptor is `root`, which stays the caller's."""
-        self._root = root
+        """Work beneath the folder whose descriptor is `root`, until `close` closes it."""
+        self._descriptor: int | None = root
+
+    @property
+    def _root(self) -> int:
+        if self._descriptor is None:
+            # The number may belong to another directory by now.
+            raise trio.ClosedResourceError("the directory was closed")
+        return self._descriptor
+
+    def close(self) -> None:
+        """Close the root."""
+        root, self._descriptor = self._root, None
+        os.close(root)
 
     def write(self, target: str, chunks: Iterable[bytes], *, executable: bool = False) -> None:
         """Write a file and the folders above it, or raise and leave what was there.
@@ -46,8 +60,8 @@ class Files:
     ) -> list[Exception | None]:
         """Do what `WritesMany.write_many` says, for uploads in the order of their targets.
 
-        `check_cancelled` is called before each file that is written, and not once the folders are
-        being put in their places: what is there must be reported.
+        `check_cancelled` is called before each file, until the first is in its place: from then on
+        what is there must be reported.
         """
         errors: list[Exception | None] = []
         by_parent = itertools.groupby(
@@ -56,19 +70,20 @@ class Files:
         )
         for parent, group in by_parent:
             if parent is None:
-                for _, (upload,) in group:
-                    check_cancelled()
-                    errors.append(self._write_upload(upload))
+                check_cancelled()
+                errors += [self._write_upload(upload) for _, (upload,) in group]
             else:
                 batch = {target_parts(folder or "")[-1]: members for folder, members in group}
                 errors += self._write_folders(
                     target_parts(parent), batch, existing, check_cancelled
                 )
+            check_cancelled = _too_late
         return errors
 
     def _write_upload(self, upload: Upload) -> Exception | None:
         try:
-            self.write(upload.target, upload.chunks(), executable=upload.executable)
+            with closing(upload.chunks()) as chunks:
+                self.write(upload.target, chunks, executable=upload.executable)
         except Exception as exc:  # noqa: BLE001  # any failure is an outcome
             return exc
         return None
@@ -115,7 +130,7 @@ class Files:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
             return FileState("missing", writable=self._is_writable_above(parts))
-        except NotADirectoryError:
+        except OSError:  # a file or a link is in the way, or a folder that may not be entered
             return FileState("other")
         if stat.S_ISDIR(status.st_mode):
             return FileState("folder", writable=_is_writable(folder, name))
@@ -141,16 +156,29 @@ class Files:
         return False
 
     def set_executable(self, targets: Sequence[str]) -> None:
-        """Make files executable for whoever may read them. Raises for the first that fails."""
+        """Make files executable for whoever may read them. Raises what failed first, in the end."""
+        errors: list[OSError] = []
         with Cursor(self._root) as cursor:
             for target in targets:
-                folder, name = cursor.locate(target_parts(target))
-                file = open_file(name, folder)
                 try:
-                    mode = stat.S_IMODE(os.fstat(file).st_mode)
-                    os.fchmod(file, mode | (mode & 0o444) >> 2)
-                finally:
-                    os.close(file)
+                    _set_executable(*cursor.locate(target_parts(target)))
+                except OSError as exc:
+                    errors.append(exc)
+        if errors:
+            raise errors[0]
+
+
+def _too_late() -> None:
+    """Stand in for `check_cancelled` where a cancellation comes too late."""
+
+
+def _set_executable(folder: int, name: str) -> None:
+    file = open_file(name, folder)
+    try:
+        mode = stat.S_IMODE(os.fstat(file).st_mode)
+        os.fchmod(file, mode | (mode & 0o444) >> 2)
+    finally:
+        os.close(file)
 
 
 def _is_writable(folder: int, name: str) -> bool:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from types import TracebackType
 from typing import Self
 
@@ -34,6 +35,8 @@ from trio_skills._upload import Upload
 TEMPORARY = ".trio-skills-"
 """How the names of workspaces and of temporary files begin."""
 
+_WORKSPACE = re.compile(re.escape(TEMPORARY) + "[0-9a-f]{16}")
+
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 # A folder cannot be renamed to where one is, or where a file system is mounted. Then its files are
@@ -52,6 +55,8 @@ class Cursor:
 
     def locate(self, parts: list[str]) -> tuple[int, str]:
         """Return the folder, a descriptor that stays the cursor's, and the name of an entry."""
+        if not parts:
+            raise IsADirectoryError(errno.EISDIR, "the root itself is no file")
         *above, name = parts
         if above != self.parts:
             self.close()
@@ -153,11 +158,14 @@ def workspace(parent: int) -> Iterator[Workspace]:
 def _locked_folder(parent: int) -> tuple[str, int]:
     while True:
         name = TEMPORARY + secrets.token_hex(8)
-        folder = open_folder(parent, [name], create=True)
+        try:
+            folder = open_folder(parent, [name], create=True)
+        except FileNotFoundError:
+            continue  # `sweep` was faster
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            pass  # `sweep` was faster, and is about to remove it
+            pass  # `sweep` has it, and is about to remove it
         except OSError:
             return name, folder  # a file system without locks: nobody sweeps there
         else:
@@ -169,12 +177,15 @@ def _locked_folder(parent: int) -> tuple[str, int]:
 def sweep(parent: int) -> None:
     """Clean up after processes that were killed: put back what was moved aside, remove the rest."""
     with os.scandir(parent) as found:
-        names = [entry.name for entry in found if entry.name.startswith(TEMPORARY)]
+        names = [entry.name for entry in found if _WORKSPACE.fullmatch(entry.name)]
     for name in names:
         with suppress(OSError):  # in use, or not ours to remove
             folder = open_folder(parent, [name])
             try:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # `remove_tree`, when it was killed, left numbers.
+                if not all(n in ("new", "aside") or n.isdigit() for n in os.listdir(folder)):
+                    continue  # somebody's skill, with a strange name
                 aside = open_folder(folder, ["aside"], create=True)
                 try:
                     put_back(aside, parent)
@@ -216,7 +227,8 @@ class StagedFolder:
                 check_cancelled()
                 try:
                     folder, name = new.locate(self._parts(upload))
-                    write_new(folder, name, upload.chunks(), executable=upload.executable)
+                    with closing(upload.chunks()) as chunks:
+                        write_new(folder, name, chunks, executable=upload.executable)
                 except Exception as exc:  # noqa: BLE001  # any failure is an outcome
                     self.errors.append(exc)
                 else:

@@ -40,7 +40,11 @@ class LocalRuntime:
 
     async def write(self, target: str, data: bytes) -> None:
         """Write a whole file, making the folders above it, or raise."""
-        await in_thread(self._files.write, target, [data])
+        chunks = [data]
+        try:
+            await in_thread(self._files.write, target, chunks)
+        finally:
+            chunks.clear()  # which the traceback of a failure would keep, by way of Trio's closures
 
     async def write_many(
         self, uploads: Sequence[Upload], *, folders: Sequence[str], existing: Existing
@@ -103,22 +107,33 @@ async def open_local(path: str | os.PathLike[str]) -> AsyncIterator[LocalRuntime
         RuntimeOpenError: It is no directory, or cannot be made or entered.
     """
     try:
-        directory, made = await in_thread(_make, path)
-        root = await in_thread(os.open, directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as exc:
+        # One step: a cancellation comes before it, or when what it made is known.
+        directory, root, made = await in_thread(_make_and_open, path)
+    except FileExistsError as exc:
+        raise RuntimeOpenError(str(path), "it is a file, not a directory") from exc
+    except (OSError, ValueError) as exc:
         raise RuntimeOpenError(str(path), describe(exc)) from exc
+    files = Files(root)
     try:
-        yield LocalRuntime(directory, Files(root))
+        yield LocalRuntime(directory, files)
     finally:
-        os.close(root)
-        for folder in made:
-            with suppress(OSError):  # not empty: that is what it was made for
-                os.rmdir(folder)
+        files.close()
+        _remove_empty(made)
 
 
-def _make(path: str | os.PathLike[str]) -> tuple[Path, list[Path]]:
-    """Make a directory and those above it; return it, and what was made, the deepest first."""
+def _make_and_open(path: str | os.PathLike[str]) -> tuple[Path, int, list[Path]]:
+    """Return a directory, its descriptor, and what had to be made, the deepest first."""
     directory = Path(os.path.abspath(path))
     missing = [folder for folder in (directory, *directory.parents) if not folder.exists()]
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory, missing
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory, os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), missing
+    except OSError:
+        _remove_empty(missing)
+        raise
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):  # not empty: that is what it was made for
+            os.rmdir(folder)

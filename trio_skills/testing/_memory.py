@@ -184,22 +184,24 @@ class MemoryRuntime:
         self.files[target] = MemoryFile(data[:length], executable)
 
     def _chmod(self, targets: Sequence[str]) -> RunResult:
-        missing = [target for target in targets if target not in self.files]
-        for target in targets:
-            if target in self.files:
-                self.files[target] = attrs.evolve(self.files[target], executable=True)
+        paths = [target.removeprefix("./") for target in targets]
+        missing = [path for path in paths if path not in self.files]
+        for path in paths:
+            if path in self.files:
+                self.files[path] = attrs.evolve(self.files[path], executable=True)
         return RunResult(1 if missing else 0, stderr=" ".join(missing).encode())
 
     def _inspect(self, targets: Sequence[str]) -> RunResult:
         folders = {folder for path in self.files for folder in _folders_above(path)}
         letters = sums = b""
         for target in targets:
-            file = self.files.get(target)
+            path = target.removeprefix("./")
+            file = self.files.get(path)
             if file is not None:
                 letters += b"x" if file.executable else b"f"
                 sums += f"{hashlib.sha256(file.data).hexdigest()}  {target}\n".encode()
             else:
-                letters += b"d" if target in folders else b"m"
+                letters += b"d" if path in folders else b"m"
         return RunResult(0, letters + b"\n" + sums)
 
 
