@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json as json_
+import os
 import platform
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import trio
 from cyclopts import App, Parameter
+from cyclopts.validators import Number
 from rich.console import Console
 from rich.table import Table
 
 from bench import core
 from bench.measure import Result, compare
+
+GROUPS = {"core": core.comparisons}
+"""What yields the comparisons of each group."""
 
 app = App(name="python -m bench", help="Measure trio-skills.", help_format="plaintext")
 
@@ -26,18 +32,27 @@ def bench(
     group: Literal["core"] = "core",
     /,
     *,
-    rounds: Annotated[int, Parameter(help="Counted rounds, after a warm-up.")] = 6,
+    rounds: Annotated[
+        int | None,
+        Parameter(
+            help="Counted rounds, after a warm-up: 6, or 1 if quick.", validator=Number(gte=1)
+        ),
+    ] = None,
     only: Annotated[str, Parameter(help="Comparisons whose name begins so.")] = "",
     quick: Annotated[bool, Parameter(help="Less of everything: does it run?", negative=())] = False,
     json: Annotated[Path | None, Parameter(help="Where to write every round.")] = None,
 ) -> None:
     """Compare this library with what it is promised to be near to, in one run."""
-    with core.comparisons(quick=quick) as comparisons:
-        results = [
-            compare(comparison, 1 if quick else rounds)
-            for comparison in comparisons
-            if comparison.name.startswith(only)
-        ]
+    progress = Console(stderr=True)
+    with GROUPS[group](quick=quick) as comparisons:
+        chosen = [c for c in comparisons if c.name.startswith(only)]
+        if not chosen:
+            names = ", ".join(c.name for c in comparisons)
+            raise SystemExit(f"no comparison's name begins with {only!r}; there are: {names}")
+        results = []
+        for comparison in chosen:
+            with progress.status(comparison.name):
+                results.append(compare(comparison, rounds or (1 if quick else 6)))
     _show(results)
     if json is not None:
         json.write_text(json_.dumps(_to_dict(group, results), indent=2))
@@ -49,6 +64,7 @@ def _to_dict(group: str, results: Sequence[Result]) -> dict[str, object]:
         "python": platform.python_version(),
         "trio": trio.__version__,
         "machine": platform.platform(),
+        "cores": os.cpu_count(),
         "results": [result.to_dict() for result in results],
     }
 
@@ -75,7 +91,7 @@ def _show(results: Sequence[Result]) -> None:
 
 
 def _median(figures: Sequence[float], unit: str) -> str:
-    return f"{sorted(figures)[len(figures) // 2] * _FACTORS[unit]:.1f} {unit}"
+    return f"{statistics.median(figures) * _FACTORS[unit]:.1f} {unit}"
 
 
 if __name__ == "__main__":

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import trio
 
-from bench.measure import Comparison, Measure
+from bench.measure import Comparison
 from trio_skills import (
     Event,
     Limits,
@@ -28,12 +30,17 @@ from trio_skills import (
     plan_uploads,
 )
 
+_Work = Callable[[Plan, Path], object]
+
 SKILL_MD = b"---\nname: %s\ndescription: For measuring.\n---\n"
 
 
 @contextmanager
 def comparisons(*, quick: bool) -> Iterator[list[Comparison]]:
-    """Yield what is compared; the files for it are removed in the end."""
+    """Yield what is compared; the files for it are removed in the end.
+
+    What a comparison needs is made when it first runs, which is its warm-up.
+    """
     small, large = (1_000, 10_000) if quick else (1_000, 100_000)
     with tempfile.TemporaryDirectory(prefix="trio-skills-bench-") as folder:
         yield [
@@ -61,116 +68,139 @@ def _timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+def _install(plan: Plan) -> float:
+    events: list[Event] = []
+
+    async def main() -> None:
+        await install(
+            plan,
+            _DoesNothing(),
+            limits=Limits(),
+            strategy="concurrent",
+            on_event=events.append,
+        )
+
+    seconds = _timed(lambda: trio.run(main))
+    assert len(events) == 2 * len(plan.uploads) + 1
+    return seconds
+
+
+def _bare_nursery(plan: Plan) -> float:
+    runtime = _DoesNothing()
+    outcomes: dict[str, Exception | None] = {}
+
+    async def write(upload: Upload) -> None:  # noqa: ASYNC910  # the write has one
+        assert isinstance(upload.source, bytes)
+        try:
+            await runtime.write(upload.target, upload.source)
+        except Exception as exc:  # noqa: BLE001  # as the engine does
+            outcomes[upload.target] = exc
+        else:
+            outcomes[upload.target] = None
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for upload in plan.uploads:
+                nursery.start_soon(write, upload)
+
+    seconds = _timed(lambda: trio.run(main))
+    assert len(outcomes) == len(plan.uploads)
+    return seconds
+
+
 def _engine(small: int, large: int) -> Iterator[Comparison]:
-    plans = {
-        count: plan_uploads(Upload.of(f"s/f{number:06}", b"x") for number in range(count))
-        for count in (small, large)
-    }
+    @cache
+    def plan(count: int) -> Plan:
+        return plan_uploads(Upload.of(f"s/f{number:06}", b"x") for number in range(count))
 
-    def ours(count: int) -> float:
-        events: list[Event] = []
-
-        async def main() -> None:
-            limits = Limits()
-            await install(plans[count], _DoesNothing(), limits=limits, on_event=events.append)
-
-        return _timed(lambda: trio.run(main)) / count
-
-    def bare(count: int) -> float:
-        runtime = _DoesNothing()
-        outcomes: dict[str, Exception | None] = {}
-
-        async def write(upload: Upload) -> None:  # noqa: ASYNC910  # the write has one
-            assert isinstance(upload.source, bytes)
-            try:
-                await runtime.write(upload.target, upload.source)
-            except Exception as exc:  # noqa: BLE001  # as the engine does
-                outcomes[upload.target] = exc
-            else:
-                outcomes[upload.target] = None
-
-        async def main() -> None:
-            async with trio.open_nursery() as nursery:
-                for upload in plans[count].uploads:
-                    nursery.start_soon(write, upload)
-
-        return _timed(lambda: trio.run(main)) / count
+    def per_file(once: Callable[[Plan], float], count: int) -> float:
+        # A thousand files take so little that another process could spoil a single run.
+        runs = range(max(1, 10_000 // count))
+        return statistics.median(once(plan(count)) for _ in runs) / count
 
     for count in (small, large):
         yield Comparison(
             f"engine/{count}",
-            partial(ours, count),
-            partial(bare, count),
+            partial(per_file, _install, count),
+            partial(per_file, _bare_nursery, count),
             "a bare nursery, a task for each file, per file",
             unit="µs",
             at_most=3.0,
         )
     yield Comparison(
         "engine/growth",
-        partial(ours, large),
-        partial(ours, small),
+        partial(per_file, _install, large),
+        partial(per_file, _install, small),
         f"{small:,} files; this is {large:,}, per file",
         unit="µs",
         at_most=1.5,
     )
     yield Comparison(
         "engine/growth-of-the-bare-nursery",
-        partial(bare, large),
-        partial(bare, small),
+        partial(per_file, _bare_nursery, large),
+        partial(per_file, _bare_nursery, small),
         f"{small:,} files; this is {large:,}, per file",
         unit="µs",
     )
 
 
 def _local(folder: Path, count: int) -> Iterator[Comparison]:
-    source = _make_skill(folder / "source" / "skill", count, 4_096)
-    from_files = plan_skills([source])
-    from_memory = Plan(
-        uploads=tuple(
-            Upload.of(upload.target, upload.source.read_bytes())
-            for upload in from_files.uploads
-            if isinstance(upload.source, Path)
-        ),
-        folders=from_files.folders,
-    )
+    @cache
+    def from_files() -> Plan:
+        return plan_skills([_make_skill(folder / "source" / "skill", count, 4_096)])
 
-    def ours(plan: Plan) -> Measure:
-        async def main(root: Path) -> None:
-            async with open_local(root) as runtime:
-                await install(plan, runtime)
+    @cache
+    def from_memory() -> Plan:
+        uploads = tuple(Upload.of(u.target, _content(u)) for u in from_files().uploads)
+        return Plan(uploads, folders=from_files().folders)
 
-        return lambda: _into_a_fresh_folder(folder, lambda root: trio.run(main, root))
+    async def ours(plan: Plan, root: Path) -> None:
+        async with open_local(root) as runtime:
+            await install(plan, runtime)
 
-    def loop(plan: Plan) -> Measure:
-        def write(root: Path) -> None:
-            for upload in plan.uploads:
-                target = os.path.join(root, upload.target)
-                source = upload.source
-                os.makedirs(os.path.dirname(target), exist_ok=True)
-                data = source if isinstance(source, bytes) else source.read_bytes()
-                with open(target + ".tmp", "wb") as file:
-                    file.write(data)
-                os.rename(target + ".tmp", target)
+    def loop(plan: Plan, root: Path) -> None:
+        made = set()
+        for upload in plan.uploads:
+            target = os.path.join(root, upload.target)
+            if (parent := os.path.dirname(target)) not in made:
+                os.makedirs(parent)
+                made.add(parent)
+            with open(target + ".tmp", "wb") as file:
+                file.write(_content(upload))
+            os.rename(target + ".tmp", target)
 
-        return lambda: _into_a_fresh_folder(folder, write)
+    def into_a_fresh_folder(make_plan: Callable[[], Plan], work: _Work) -> float:
+        plan = make_plan()
+        root = Path(tempfile.mkdtemp(dir=folder))
+        try:
+            seconds = _timed(lambda: work(plan, root))
+            there = sum(path.is_file() for path in root.rglob("*"))
+            assert there == len(plan.uploads), f"{there} files, and no temporary one"
+        finally:
+            shutil.rmtree(root)
+        return seconds
 
-    against = f"a loop: makedirs, temporary file, rename; {count:,} files of 4 KiB"
-    for name, plan in (("memory", from_memory), ("files", from_files)):
-        yield Comparison(f"local/from-{name}", ours(plan), loop(plan), against, at_most=1.4)
+    for name, make_plan in (("memory", from_memory), ("files", from_files)):
+        yield Comparison(
+            f"local/from-{name}",
+            partial(into_a_fresh_folder, make_plan, lambda plan, root: trio.run(ours, plan, root)),
+            partial(into_a_fresh_folder, make_plan, loop),
+            f"a loop: folder, temporary file, rename; {count:,} files of 4 KiB",
+            at_most=1.4,
+        )
 
 
-def _into_a_fresh_folder(folder: Path, work: Callable[[Path], object]) -> float:
-    root = Path(tempfile.mkdtemp(dir=folder))
-    try:
-        return _timed(lambda: work(root))
-    finally:
-        shutil.rmtree(root)
+def _content(upload: Upload) -> bytes:
+    source = upload.source
+    return source if isinstance(source, bytes) else source.read_bytes()
 
 
 def _plan(folder: Path, count: int) -> Comparison:
-    skills = [_make_skill(folder / "plan" / f"skill-{n}", count // 10, 4_096) for n in range(10)]
+    @cache
+    def skills() -> list[Path]:
+        return [_make_skill(folder / "plan" / f"skill-{n}", count // 10, 4_096) for n in range(10)]
 
-    def walk() -> None:
+    def walk(skills: list[Path]) -> None:
         for skill in skills:
             for directory, _, names in os.walk(skill):
                 for name in names:
@@ -179,10 +209,14 @@ def _plan(folder: Path, count: int) -> Comparison:
                     with open(path, "rb") as file:
                         file.read()
 
+    def timed(work: Callable[[list[Path]], object]) -> float:
+        made = skills()
+        return _timed(lambda: work(made))
+
     return Comparison(
         "plan",
-        lambda: _timed(lambda: plan_skills(skills)),
-        lambda: _timed(walk),
+        partial(timed, plan_skills),
+        partial(timed, walk),
         f"os.walk with a stat and a read; {count:,} files",
         at_most=3.0,
     )
@@ -190,28 +224,35 @@ def _plan(folder: Path, count: int) -> Comparison:
 
 def _memory(folder: Path, mebibytes: int) -> Iterator[Comparison]:
     """Compare the peak of a process that installs with that of one that has nothing to install."""
-    large = folder / "memory" / "large"
-    large.mkdir(parents=True)
-    (large / "SKILL.md").write_bytes(SKILL_MD % b"large")
-    for number in range(mebibytes // 4):
-        with open(large / f"{number}", "wb") as file:
-            file.truncate(4 * 2**20)
     nothing = _make_skill(folder / "nothing" / "nothing", 0, 0)
+
+    @cache
+    def skill(size: int) -> Path:
+        skill = _make_skill(folder / "memory" / f"files-of-{size}", 0, 0)
+        for number in range(mebibytes // size):
+            with open(skill / f"{number}", "wb") as file:
+                file.truncate(size * 2**20)
+        return skill
 
     def peak(source: Path, strategy: str) -> float:
         root = Path(tempfile.mkdtemp(dir=folder))
-        command = [sys.executable, "-m", "bench.peak", str(source), str(root), strategy]
+        arguments = ["install", str(source), "--to", str(root), "--strategy", strategy]
+        command = [sys.executable, "-m", "bench.peak", *arguments, "--max-bytes", "64MiB"]
         try:
             return float(subprocess.check_output(command, text=True)) / 1024
         finally:
             shutil.rmtree(root)
 
-    for strategy in ("packed", "concurrent"):
+    def peak_of_files(size: int, strategy: str) -> float:
+        return peak(skill(size), strategy)
+
+    # 9 MiB: what malloc keeps for each thread depends on the size, and there it was the most.
+    for strategy, size in itertools.product(("packed", "concurrent"), (4, 9, 32)):
         yield Comparison(
-            f"memory/{strategy}",
-            partial(peak, large, strategy),
+            f"memory/{strategy}/{size}MiB",
+            partial(peak_of_files, size, strategy),
             partial(peak, nothing, strategy),
-            f"an empty skill; {mebibytes:,} MiB in files of 4 MiB under 64 MiB in flight",
+            f"an empty skill; {mebibytes:,} MiB in files of {size} MiB, --max-bytes 64MiB",
             unit="MiB",
             at_most=128.0,
         )

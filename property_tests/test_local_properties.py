@@ -107,6 +107,23 @@ def test_a_file_that_changed_after_planning_fails_alone(
 
 
 @fewer
+@given(skill_trees(), skill_trees(), st.data())
+def test_a_replacement_of_which_a_file_fails_leaves_the_old_skill(
+    old: SkillTree, new: SkillTree, data: st.DataObject
+) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place, "root")
+        put(plan_skills([old.write(Path(place, "old", "skill"))]), root)
+        source = new.write(Path(place, "new", "skill"))
+        plan = plan_skills([source])
+        (source / data.draw(st.sampled_from(sorted(new.files)))).write_bytes(b"changed" * 10)
+        with pytest.raises(InstallError) as caught:
+            put(plan, root, existing="replace")
+        assert failed(caught.value.report.outcomes) == below("skill", new).keys()
+        assert read(root) == below("skill", old)
+
+
+@fewer
 @given(skill_trees(), st.data(), st.sampled_from(STRATEGIES), st.booleans(), schedules)
 def test_a_reinstall_repairs_what_somebody_changed(
     tree: SkillTree,

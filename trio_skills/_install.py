@@ -275,12 +275,9 @@ class _Job:
             await self.limits.acquire(size)
             return
         # This one first: who waits for a slow sandbox must hold nothing that others could use.
+        # Cancelled in between, it is not given back: it is this install's own and ends with it.
         await self.bearable.acquire(0)
-        try:
-            await self.limits.acquire(size)
-        except BaseException:
-            self.bearable.release(0)
-            raise
+        await self.limits.acquire(size)
 
     def _release(self, size: int) -> None:
         self.limits.release(size)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TextIO
+from typing import Annotated, Any, NoReturn
 
 import attrs
 import trio
 from cyclopts import App, CycloptsError, Group, Parameter
-from rich.console import Console
 
 from trio_skills._collisions import OnCollision
 from trio_skills._errors import PlanError, Problem, TrioSkillsError, describe
@@ -24,7 +22,8 @@ from trio_skills._limits import Limits
 from trio_skills._plan import Plan, plan_skills
 from trio_skills._runtime import Existing
 from trio_skills._transfers import Strategy
-from trio_skills.cli._carry_out import Ending, carry_out, hold_signals
+from trio_skills.cli import _output, _signals
+from trio_skills.cli._carry_out import Ending, carry_out
 from trio_skills.cli._json import (
     plan_to_dict,
     print_json,
@@ -53,16 +52,19 @@ SIGNALLED = 128
 """Exit code, with a signal's number added: ended by that signal."""
 
 _EXIT_CODES = """\
-Exit codes: 0 done, 1 some file failed, 2 the plan or the usage is wrong, 130 interrupted."""
+Exit codes: 0 done, 1 some file failed, 2 the plan or the usage is wrong,
+130 interrupted (143 by SIGTERM)."""
 
 app = App(
     name="trio-skills",
     help="Put agent skills into sandboxes: fast, whole, and with every outcome known.",
     help_epilogue=_EXIT_CODES,
     help_format="plaintext",
-    version=lambda: f"trio-skills {version('trio-skills')}",
+    version=lambda: f"trio-skills {_version()}",
     suppress_keyboard_interrupt=False,
 )
+
+
 _PLANNING = Group("Planning", sort_key=1)
 _TRANSFER = Group("Transfer", sort_key=2)
 _OUTPUT = Group("Output", sort_key=3)
@@ -102,6 +104,7 @@ class PlanOptions:
         tuple[str, ...],
         Parameter(
             help="gitignore pattern of what to leave out; may come several times.",
+            metavar="PATTERN",
             negative=(),
             show_default=False,
         ),
@@ -187,18 +190,18 @@ def install_command(
     """Put skills into a sandbox, and say what became of every file."""
     with _refusals(json=json):
         options = transfer.options()
+        runtime = open_runtime(to)  # a wrong URL is said before everything is read
         plan = planning.plan(sources)
-        runtime = open_runtime(to)
     if dry_run:
         _print_plan(plan, json=json, quiet=quiet)
         return 0
-    with hold_signals() as held:
-        console = _stderr(quiet=quiet or json)
-        ending = trio.run(carry_out, plan, runtime, options, console, held)
-        if ending.refusal is not None:
-            with _refusals(json=json):
-                raise ending.refusal
-        _print_ending(ending, plan, to, json=json, quiet=quiet)
+    held = _signals.hold()
+    console = _output.stderr(quiet=quiet or json)
+    ending = trio.run(carry_out, plan, runtime, options, console, held)
+    if ending.refusal is not None:
+        with _refusals(json=json):
+            raise ending.refusal
+    _print_ending(ending, plan, to, json=json, quiet=quiet)
     if ending.signal is not None:
         return SIGNALLED + ending.signal
     return 0 if ending.report is not None and ending.report.ok else FAILED
@@ -224,55 +227,59 @@ def validate_command(*sources: Source, strict: Strict = False, json: Json = Fals
         findings = problems_to_list([*errors, *warnings])
         print_json({"ok": not wrong, "skills": len(skills), "findings": findings})
         return WRONG if wrong else 0
-    show_findings(_stdout(), [*errors, *warnings])
-    show_verdict(_stdout(), len(skills), len(errors), len(warnings), strict=strict)
+    show_findings(_output.stdout(), [*errors, *warnings])
+    show_verdict(_output.stdout(), len(skills), len(errors), len(warnings), strict=strict)
     return WRONG if wrong else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line with `arguments`, by default the process's, and exit."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    _prepare_output()
+    _output.prepare()
+    _signals.raise_both()
+    try:
+        code = _run(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
+    except OSError as exc:
+        _output.discard()
+        code = SIGNALLED + signal.SIGPIPE
+        if not isinstance(exc, BrokenPipeError):  # of whom it is said that he has seen enough
+            show_problems(_output.stderr(), [f"cannot print: {describe(exc)}"])
+            code = UNPRINTED
+    _signals.ignore()
+    sys.exit(code)
+
+
+def _run(arguments: Sequence[str]) -> int:
+    """Run a command, and return the exit code. Raises `OSError` where it cannot be printed."""
+    json = "--json" in arguments
     try:
         code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
     except CycloptsError as exc:
-        if "--json" in arguments:
-            print_json(refusal_to_dict(exc))
-        else:
-            show_problems(_stderr(), [f"{exc} (--help tells more)"])
-        code = WRONG
-    except KeyboardInterrupt:
-        _print_interruption(json="--json" in arguments)
-        code = SIGNALLED + signal.SIGINT
-    except OSError as exc:
-        _discard_output()
-        code = SIGNALLED + signal.SIGPIPE
-        if not isinstance(exc, BrokenPipeError):  # of whom it is said that he has seen enough
-            show_problems(_stderr(), [f"cannot print: {describe(exc)}"])
-            code = UNPRINTED
-    sys.exit(code)
+        _print_refusal(exc, [f"{exc} (--help tells more)"], json=json)
+        return WRONG
+    except _RefusedError:
+        return WRONG
+    except KeyboardInterrupt as exc:
+        _signals.hold()
+        _print_interruption(json=json)
+        ended_by = signal.SIGTERM if isinstance(exc, _signals.Terminated) else signal.SIGINT
+        return SIGNALLED + ended_by
+    return code or 0  # what shows help returns none
 
 
-def _prepare_output() -> None:
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started this
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # for as long as this runs
-        stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper):  # what a locale cannot show is shown escaped
-            stream.reconfigure(errors="backslashreplace")
-
-
-def _discard_output() -> None:
-    """Let go of what could not be printed: Python would try once more at the end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _version() -> str:
+    try:
+        return version("trio-skills")
+    except PackageNotFoundError:
+        return "(not installed: run from its source)"
 
 
 def _print_interruption(*, json: bool) -> None:
     if json:
         print_json({"ok": False, "interrupted": True})
     else:
-        line(_stderr(), "interrupted; nothing was written")
+        line(_output.stderr(), "interrupted; nothing was written")
 
 
 def _print_ending(ending: Ending, plan: Plan, url: str, *, json: bool, quiet: bool) -> None:
@@ -282,16 +289,18 @@ def _print_ending(ending: Ending, plan: Plan, url: str, *, json: bool, quiet: bo
     elif json:
         print_json(report.to_dict() | {"interrupted": interrupted})
     elif quiet:
-        show_failures(_stderr(), report)
+        show_failures(_output.stderr(), report)
+        if interrupted:
+            line(_output.stderr(), f"interrupted, {report.summary()}")
     else:
-        show_report(_stdout(), report, plan, url, interrupted=interrupted)
+        show_report(_output.stdout(), report, plan, url, interrupted=interrupted)
 
 
 def _print_plan(plan: Plan, *, json: bool, quiet: bool = False) -> None:
     if json:
         print_json(plan_to_dict(plan))
     else:
-        show_plan(_stdout(quiet=quiet), plan)
+        show_plan(_output.stdout(quiet=quiet), plan)
 
 
 def _find(sources: Sequence[str]) -> list[Path]:
@@ -308,36 +317,25 @@ def _find(sources: Sequence[str]) -> list[Path]:
     return found
 
 
+class _RefusedError(Exception):
+    """What is wrong was printed."""
+
+
 @contextmanager
 def _refusals(*, json: bool) -> Iterator[None]:
-    """Print what the library refuses, and exit."""
+    """Print what the library refuses, and end the command."""
     try:
         yield
     except (TrioSkillsError, ValueError, OSError) as exc:
-        if json:
-            print_json(refusal_to_dict(exc))
-        else:
-            problems = exc.problems if isinstance(exc, PlanError) else [exc]
-            show_problems(_stderr(), problems)
-        raise SystemExit(WRONG) from None
+        problems = exc.problems if isinstance(exc, PlanError) else [exc]
+        _print_refusal(exc, problems, json=json)
+        raise _RefusedError from None
 
 
-class _Console(Console):
-    """Prints names as they are, and as wide as they are where nobody looks at it."""
-
-    def __init__(self, file: TextIO, *, quiet: bool) -> None:
-        width = None if file.isatty() else 10_000
-        super().__init__(
-            file=file, width=width, quiet=quiet, highlight=False, emoji=False, markup=False
-        )
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # rich would exit with a code of its own
-
-
-def _stdout(*, quiet: bool = False) -> Console:
-    return _Console(sys.stdout, quiet=quiet)
-
-
-def _stderr(*, quiet: bool = False) -> Console:
-    return _Console(sys.stderr, quiet=quiet)
+def _print_refusal(
+    error: Exception, problems: Sequence[Problem | Exception | str], *, json: bool
+) -> None:
+    if json:
+        print_json(refusal_to_dict(error))
+    else:
+        show_problems(_output.stderr(), problems)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any
@@ -27,6 +25,7 @@ from trio_skills._plan import Plan
 from trio_skills._progress import ProgressTracker
 from trio_skills._report import InstallError, Report
 from trio_skills._runtime import Runtime
+from trio_skills.cli import _signals
 from trio_skills.cli._sizes import format_size
 
 
@@ -51,13 +50,13 @@ async def carry_out(
 ) -> Ending:
     """Install, until it is done or a signal comes, with a progress bar on a terminal.
 
-    `options` are keyword arguments of `install`, `held` what `hold_signals` yields. Raises nothing
-    that `Ending` can say.
+    `options` are keyword arguments of `install`, `held` what `_signals.hold` returned. Raises
+    nothing that `Ending` can say.
     """
     ending = Ending()
     installing = trio.CancelScope()
     with (
-        trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals,
+        trio.open_signal_receiver(*_signals.BOTH) as signals,
         _progress_bar(plan, console) as on_progress,
     ):
 
@@ -84,22 +83,6 @@ async def carry_out(
     return ending
 
 
-@contextmanager
-def hold_signals() -> Iterator[Sequence[int]]:
-    """Keep signals from ending the block, and yield those that came.
-
-    For the moments before Trio listens to them, and while it is printed what was done.
-    """
-    held: list[int] = []
-    both = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda n, _: held.append(n)) for number in both}
-    try:
-        yield held
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 async def _end_by_signal(
     signals: AsyncIterator[int], ending: Ending, installing: trio.CancelScope
 ) -> None:
@@ -109,9 +92,7 @@ async def _end_by_signal(
         ending.signal = ending.signal or received
         installing.cancel()
         if times > 2:
-            # Asked again and again: what still runs may hang, and its owner wants out.
-            signal.signal(received, signal.SIG_DFL)
-            os.kill(os.getpid(), received)
+            _signals.obey(received)
 
 
 @contextmanager

@@ -11,11 +11,13 @@ import attrs
 
 from trio_skills._errors import PlanError, Problem
 from trio_skills._plan import Plan
+from trio_skills.cli import _signals
 
 
 def print_json(data: dict[str, Any]) -> None:  # Any: what JSON can hold
-    """Print one object to standard output."""
-    print(json.dumps(data, indent=2))
+    """Print one object to standard output, whole: no signal cuts it off."""
+    _signals.hold()
+    print(json.dumps(data, indent=2), flush=True)
 
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:

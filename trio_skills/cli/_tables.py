@@ -38,12 +38,19 @@ def line(console: Console, *parts: str | tuple[str, str], indent: int = 0) -> No
 
 
 def show_plan(console: Console, plan: Plan) -> None:
-    """Print what would go where."""
+    """Print what would go where: every file, then each skill, then the sum."""
     table = _table("target", "size", "mode")
     for upload in plan.uploads:
         mode = "executable" if upload.executable else ""
         table.add_row(_name(upload.target), format_size(upload.size), mode)
     console.print(table)
+    if len(plan.folders) > 1:
+        totals = _table("skill", "files", "size", "executable")
+        for skill, uploads in _by_skill(plan):
+            totals.add_row(_name(skill), *_sizes(uploads))
+        console.print()
+        console.print(totals)
+        console.print()
     show_details(console, plan.excluded, plan.warnings)
     line(console, (f"Would install {_sum_of(plan.uploads, len(plan.folders))}", "bold"))
 
@@ -111,12 +118,19 @@ def show_verdict(
 
 
 def show_problems(console: Console, problems: Sequence[Problem | Exception | str]) -> None:
-    """Print why something was refused, a line for each reason, up to a number."""
-    for problem in problems[:MOST_FAILURES]:
-        line(console, ("error: ", "bold red"), str(problem))
-    if len(problems) > MOST_FAILURES:
-        more = f"… and {len(problems) - MOST_FAILURES:,} more (--json has them all)"
-        line(console, ("error: ", "bold red"), more)
+    """Print why something was refused, a line for each reason, up to a number for each kind."""
+    groups = _grouped(
+        (problem.kind if isinstance(problem, Problem) else "", str(problem)) for problem in problems
+    )
+    most = len(problems)
+    if most > MOST_FAILURES:  # then no kind may crowd out another
+        most = max(EXAMPLES, MOST_FAILURES // len(groups))
+    for kind, messages in groups.items():
+        for message in messages[:most]:
+            line(console, ("error: ", "bold red"), message)
+        if len(messages) > most:
+            more = f"… and {len(messages) - most:,} more: {kind} (--json has them all)"
+            line(console, ("error: ", "bold red"), more)
 
 
 def show_failures(console: Console, report: Report) -> None:
