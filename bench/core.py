@@ -41,13 +41,14 @@ def comparisons(*, quick: bool) -> Iterator[list[Comparison]]:
 
     What a comparison needs is made when it first runs, which is its warm-up.
     """
-    small, large = (1_000, 10_000) if quick else (1_000, 100_000)
+    small, large = (1_000, 3_000) if quick else (1_000, 100_000)
     with tempfile.TemporaryDirectory(prefix="trio-skills-bench-") as folder:
         yield [
             *_engine(small, large),
             *_local(Path(folder), 200 if quick else 1_000),
             _plan(Path(folder), 300 if quick else 3_000),
-            *_memory(Path(folder), 128 if quick else 1_024),
+            # 9 MiB: what malloc keeps for each thread depends on the size; there it was the most.
+            *_memory(Path(folder), *((128, (32,)) if quick else (1_024, (4, 9, 32)))),
         ]
 
 
@@ -222,7 +223,7 @@ def _plan(folder: Path, count: int) -> Comparison:
     )
 
 
-def _memory(folder: Path, mebibytes: int) -> Iterator[Comparison]:
+def _memory(folder: Path, mebibytes: int, sizes: Sequence[int]) -> Iterator[Comparison]:
     """Compare the peak of a process that installs with that of one that has nothing to install."""
     nothing = _make_skill(folder / "nothing" / "nothing", 0, 0)
 
@@ -246,8 +247,7 @@ def _memory(folder: Path, mebibytes: int) -> Iterator[Comparison]:
     def peak_of_files(size: int, strategy: str) -> float:
         return peak(skill(size), strategy)
 
-    # 9 MiB: what malloc keeps for each thread depends on the size, and there it was the most.
-    for strategy, size in itertools.product(("packed", "concurrent"), (4, 9, 32)):
+    for strategy, size in itertools.product(("packed", "concurrent"), sizes):
         yield Comparison(
             f"memory/{strategy}/{size}MiB",
             partial(peak_of_files, size, strategy),

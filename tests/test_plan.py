@@ -229,6 +229,8 @@ class TestRefused:
         pdf = make_skill(tmp_path / "pdf")
         with pytest.raises(TypeError, match="exclude is a list"):
             plan_skills([pdf], exclude="*.log")
+        with pytest.raises(ValueError, match="no gitignore pattern"):
+            plan_skills([pdf], exclude=["[z-a]"])
         with pytest.raises(ValueError, match="on_collision is one of error, last, first"):
             plan_skills([pdf], on_collision="lats")  # type: ignore[arg-type]
         with pytest.raises(PlanError, match="a path has no NUL"):

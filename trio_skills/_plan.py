@@ -95,6 +95,7 @@ def plan_skills(
 
     Raises:
         PlanError: Everything that was wrong, with the path of each.
+        ValueError: `exclude` has what is no gitignore pattern, or `on_collision` is none.
     """
     if isinstance(sources, str | bytes | os.PathLike):
         raise TypeError("sources is a list of folders, not one path")

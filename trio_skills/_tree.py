@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,8 +81,14 @@ class Tree:
 
 
 def exclusion(patterns: tuple[str, ...]) -> pathspec.GitIgnoreSpec:
-    """Return the rule for what is left out: the default, then gitignore `patterns` over it."""
-    return pathspec.GitIgnoreSpec.from_lines([*DEFAULT_EXCLUDED, *patterns])
+    """Return the rule for what is left out: the default, then gitignore `patterns` over it.
+
+    Raises `ValueError` for what is no pattern.
+    """
+    try:
+        return pathspec.GitIgnoreSpec.from_lines([*DEFAULT_EXCLUDED, *patterns])
+    except (ValueError, re.error) as exc:
+        raise ValueError(f"exclude has what is no gitignore pattern: {exc}") from exc
 
 
 def read_tree(folder: Path, exclude: pathspec.GitIgnoreSpec) -> Tree:

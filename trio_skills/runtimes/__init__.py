@@ -32,7 +32,8 @@ def open_runtime(url: str | os.PathLike[str]) -> AbstractAsyncContextManager[Run
         scheme, rest = "local", url
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}:" for name in SCHEMES)
-        reason = f"unknown kind of sandbox {scheme!r}; known: {known} (or a path: ./{url})"
+        hint = "" if rest.startswith("//") else f" (or a path: ./{url})"
+        reason = f"unknown kind of sandbox {scheme!r}; known: {known}{hint}"
         raise RuntimeOpenError(url, reason)
     if rest.startswith("///"):  # a host that is empty
         rest = rest[2:]

@@ -8,7 +8,7 @@ import os
 import posixpath
 import stat
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from typing import final
 
 import trio
@@ -17,7 +17,14 @@ from trio_skills._beneath import open_file, open_folder, read_chunks, target_par
 from trio_skills._runtime import Existing, FileState
 from trio_skills._transfers import by_folder
 from trio_skills._upload import Upload
-from trio_skills.runtimes._staging import Cursor, StagedFolder, replace, sweep, workspace
+from trio_skills.runtimes._staging import (
+    Cursor,
+    StagedFolder,
+    alone,
+    replace,
+    sweep,
+    workspace,
+)
 
 
 @final
@@ -106,8 +113,10 @@ class Files:
                 ]
                 for folder in staged:
                     folder.stage(check_cancelled)
-                for folder in staged:
-                    folder.publish(existing)
+                # Merging is a rename of each file; a swap is two, and another's may come between.
+                with nullcontext() if existing == "merge" else alone(parent):
+                    for folder in staged:
+                        folder.publish(existing)
         finally:
             os.close(parent)
         return [error for folder in staged for error in folder.errors]

@@ -174,6 +174,18 @@ def _locked_folder(parent: int) -> tuple[str, int]:
         os.close(folder)
 
 
+@contextmanager
+def alone(parent: int) -> Iterator[None]:
+    """Wait until no other install, of any process, swaps skill folders in the folder `parent`."""
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(parent, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            fcntl.flock(parent, fcntl.LOCK_UN)
+
+
 def sweep(parent: int) -> None:
     """Clean up after processes that were killed: put back what was moved aside, remove the rest."""
     with os.scandir(parent) as found:
