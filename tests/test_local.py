@@ -301,6 +301,14 @@ class TestFailures:
             states = await runtime.inspect(["a", "c"])
         assert all(state.executable for state in states.values())
 
+    async def test_a_directory_that_was_removed_meanwhile_is_an_error(
+        self, plan: Plan, root: Path
+    ) -> None:
+        async with open_local(root) as runtime:
+            root.rmdir()
+            with trio.fail_after(10), pytest.raises(InstallError, match="No such file"):
+                await install(plan, runtime)
+
     async def test_a_skill_with_a_strange_name_is_not_taken_for_litter(
         self, tmp_path: Path, plan: Plan, root: Path
     ) -> None:

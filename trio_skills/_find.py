@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from trio_skills._errors import PlanError, Problem
-from trio_skills._tree import DEFAULT_EXCLUDED, why_no_folder
+from trio_skills._tree import DEFAULT_EXCLUDED, why_no_folder, wrong_source
 
 
 def find_skills(root: str | os.PathLike[str]) -> list[Path]:
@@ -20,10 +20,8 @@ def find_skills(root: str | os.PathLike[str]) -> list[Path]:
         PlanError: Nothing was found, or a folder could not be read, or a link leads to a skill
             outside: name that as a source itself.
     """
-    if not os.fspath(root):  # which `Path` would make the working directory
-        raise PlanError([Problem("source-unreadable", "''", "a source is empty; name a folder")])
-    if "\0" in os.fspath(root):
-        raise PlanError([Problem("source-unreadable", os.fspath(root), "a path has no NUL")])
+    if wrong := wrong_source(root):
+        raise PlanError([wrong])
     root = Path(root)
     finder = _Finder(os.path.realpath(root))
     finder.search(root)

@@ -27,6 +27,7 @@ from trio_skills._tree import (
     exclusion,
     read_tree,
     why_no_folder,
+    wrong_source,
 )
 from trio_skills._upload import Upload
 
@@ -197,13 +198,10 @@ def _distinct(
     """Yield each source once, with the name that it is installed as."""
     seen: set[tuple[str, str]] = set()
     for source in sources:
-        if not os.fspath(source):  # which `Path` would make the working directory
-            problems.append(Problem("source-unreadable", "''", "a source is empty; name a folder"))
+        if wrong := wrong_source(source):
+            problems.append(wrong)
             continue
         folder = Path(source)
-        if "\0" in os.fspath(folder):
-            problems.append(Problem("source-unreadable", str(folder), "a path has no NUL"))
-            continue
         name = folder.name
         if name in ("", ".."):  # "." and ".." have their name only when resolved
             name = os.path.basename(os.path.realpath(folder))

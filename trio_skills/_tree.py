@@ -105,6 +105,16 @@ def read_tree(folder: Path, exclude: pathspec.GitIgnoreSpec) -> Tree:
     return tree
 
 
+def wrong_source(source: str | os.PathLike[str]) -> Problem | None:
+    """Return what is wrong with a path before anything is looked at."""
+    path = os.fspath(source)
+    if not path:  # which `Path` would make the working directory
+        return Problem("source-unreadable", "''", "a source is empty; name a folder")
+    if "\0" in path:
+        return Problem("source-unreadable", path, "a path has no NUL")
+    return None
+
+
 def why_no_folder(error: Exception) -> str:
     """Return what is wrong with a source that cannot be read as a folder."""
     match error:

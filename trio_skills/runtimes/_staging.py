@@ -161,6 +161,8 @@ def _locked_folder(parent: int) -> tuple[str, int]:
         try:
             folder = open_folder(parent, [name], create=True)
         except FileNotFoundError:
+            if os.fstat(parent).st_nlink == 0:
+                raise  # the folder itself was removed
             continue  # `sweep` was faster
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
