@@ -21,6 +21,7 @@ from trio_skills import (
     InstallEnded,
     InstallError,
     Limits,
+    PackedResult,
     Plan,
     PlanError,
     RunResult,
@@ -209,7 +210,7 @@ class TestFailures:
         class Miscounting(PackingMemoryRuntime):
             async def write_many(self, uploads, *, folders, existing):  # type: ignore[no-untyped-def]
                 await trio.lowlevel.checkpoint()
-                return []
+                return PackedResult([])
 
             async def write(self, target: str, data: bytes) -> None:
                 await trio.lowlevel.checkpoint()

@@ -375,8 +375,8 @@ class TestLinks:
             for _ in range(1_000):
                 try:
                     if packed:
-                        errors = files.write_many([upload], ["pdf"], "merge", lambda: None)
-                        refused += errors != [None]
+                        result = files.write_many([upload], ["pdf"], "merge", lambda: None)
+                        refused += result.errors != [None]
                     else:
                         files.write("pdf/x", [b"1"])
                         files.set_executable(["pdf/x"])

@@ -77,6 +77,9 @@ from trio_skills._runtime import (
     Inspects as Inspects,
 )
 from trio_skills._runtime import (
+    PackedResult as PackedResult,
+)
+from trio_skills._runtime import (
     RunResult as RunResult,
 )
 from trio_skills._runtime import (
@@ -96,5 +99,9 @@ from trio_skills._transfers import Strategy as Strategy
 from trio_skills._tree import Excluded as Excluded
 from trio_skills._upload import Upload as Upload
 from trio_skills.runtimes import open_runtime as open_runtime
+from trio_skills.runtimes.exec import ExecRuntime as ExecRuntime
 from trio_skills.runtimes.local import LocalRuntime as LocalRuntime
 from trio_skills.runtimes.local import open_local as open_local
+from trio_skills.runtimes.packing import Packing as Packing
+from trio_skills.runtimes.ssh import SshRuntime as SshRuntime
+from trio_skills.runtimes.ssh import open_ssh as open_ssh

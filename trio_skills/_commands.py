@@ -66,19 +66,32 @@ def inspect(targets: Sequence[str]) -> Iterator[Command]:
 
 def read_inspection(targets: Sequence[str], result: RunResult) -> dict[str, FileState]:
     """Return the state of each target. Raises `CommandError` where the command could not tell."""
-    letters, _, sums = result.stdout.partition(b"\n")
     # 126 and 127: there is no `sh` or no `sha256sum`. A file that cannot be read is no reason.
-    if result.exit_code in (126, 127) or len(letters) != len(targets):
+    if result.exit_code in (126, 127):
         raise failed("inspecting the files", result)
+    try:
+        return read_batch(targets, result.stdout, 0)[0]
+    except CommandError as exc:
+        raise failed("inspecting the files", result) from exc
+
+
+def read_batch(
+    targets: Sequence[str], output: bytes, position: int
+) -> tuple[dict[str, FileState], int]:
+    """Return the state of each target, and where in the output the next batch begins."""
+    end = position + len(targets)
+    letters = output[position:end]
+    if output[end : end + 1] != b"\n" or not set(letters) <= set(b"xfmodr"):
+        raise CommandError("what inspecting the files printed makes no sense")
+    position = end + 1
     states = {}
-    position = 0
-    for target, letter in zip(targets, letters.decode("ascii", "replace"), strict=True):
+    for target, letter in zip(targets, letters.decode("ascii"), strict=True):
         if letter in _STATES:
             states[target] = _STATES[letter]
             continue
-        digest, position = _read_sum(sums, position, target)
+        digest, position = _read_sum(output, position, target)
         states[target] = FileState("file", digest, executable=letter == "x")
-    return states
+    return states, position
 
 
 def failed(what: str, result: RunResult) -> CommandError:

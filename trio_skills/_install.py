@@ -171,6 +171,8 @@ class _Job:
     round_trips: int = 0
     outcomes: dict[str, Outcome] = attrs.Factory(dict)
     has_failed: bool = False
+    in_place: list[str] = attrs.Factory(list)
+    """Skill folders that could not be renamed."""
     without_bit: list[str] = attrs.Factory(list)
     """Executables that were written by `write`, which carries no mode."""
 
@@ -181,7 +183,7 @@ class _Job:
         if clashes and traits_of(self.runtime).folds_case:
             raise PlanError(clashes)
         must_be_missing = self._tops() if self.existing == "error" else []
-        if not must_be_missing and not isinstance(self.runtime, Inspects):
+        if not must_be_missing and not traits_of(self.runtime).looks_first:
             return
         states = await self._inspect([self.plan.dest, *must_be_missing])
         problems = [*_problems_of_dest(self.plan.dest, states[self.plan.dest])]
@@ -252,6 +254,7 @@ class _Job:
             seconds=self._now(),
             plan_digest=self.plan.digest,
             not_executable=tuple(sorted(self.without_bit)),
+            in_place=tuple(sorted(self.in_place)),
             skills=tuple(skill.name for skill in self.plan.skills),
             excluded=self.plan.excluded,
             warnings=self.plan.warnings,
@@ -360,11 +363,14 @@ class _Job:
         self.round_trips += 1
         uploads = transfer.uploads
         try:
-            errors = await packer.write_many(
+            result = await packer.write_many(
                 uploads, folders=transfer.folders, existing=self.existing
             )
+            errors = result.errors
             if len(errors) != len(uploads):
                 raise RuntimeError(f"write_many has {len(errors)} outcomes, not {len(uploads)}")
+            self.in_place += result.in_place
+            self.round_trips += result.round_trips - 1
         except Exception as exc:  # noqa: BLE001  # any failure is an outcome
             if self.existing == "merge":
                 await self._write_each(transfer, started)

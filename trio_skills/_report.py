@@ -53,6 +53,9 @@ class Report:
     """The digest of the plan that was installed."""
     not_executable: tuple[str, ...] = ()
     """Targets that are there without their execute bit: it is set only when all was written."""
+    in_place: tuple[str, ...] = ()
+    """Skill folders that could not be renamed, because a file system is mounted there or beneath:
+    their files were put there one by one, and other files that were there stayed."""
     skills: tuple[str, ...] = ()
     """The names of the plan's skills."""
     excluded: tuple[Excluded, ...] = ()
@@ -113,6 +116,7 @@ class Report:
             "plan_digest": self.plan_digest,
             "bytes_written": self.bytes_written,
             "not_executable": list(self.not_executable),
+            "in_place": list(self.in_place),
             "skills": list(self.skills),
             "excluded": [attrs.asdict(excluded) for excluded in self.excluded],
             "warnings": [attrs.asdict(warning) for warning in self.warnings],

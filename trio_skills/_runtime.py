@@ -47,14 +47,27 @@ class Runtime(Protocol):
         ...
 
 
+@attrs.frozen
+class PackedResult:
+    """What became of a packed write."""
+
+    errors: Sequence[Exception | None]
+    """For each upload, in their order, None or its error."""
+    in_place: Sequence[str] = ()
+    """Skill folders that could not be renamed, because a file system is mounted there or beneath:
+    their files were put there one by one, and what else was there stays, also with `"replace"`."""
+    round_trips: int = 1
+    """How many calls it took."""
+
+
 @runtime_checkable
 class WritesMany(Protocol):
     """A runtime that carries many files, with their execute bits, in one transfer."""
 
     async def write_many(
         self, uploads: Sequence[Upload], *, folders: Sequence[str], existing: Existing
-    ) -> Sequence[Exception | None]:
-        """Write the files of whole skill folders and return, for each upload, None or its error.
+    ) -> PackedResult:
+        """Write the files of whole skill folders, and return what became of each.
 
         A folder of `folders` that is not there yet appears whole, or without what failed. With
         `"merge"`, one that is there keeps its other files; with `"replace"` it is swapped for the
@@ -117,6 +130,8 @@ class Traits:
     install respects it; a runtime that several install into at once must count them itself."""
     max_batch_files: int | None = None
     """Where a packed transfer is cut, between skill folders; None: by bytes alone."""
+    looks_first: bool = False
+    """Whether `inspect` costs so little that `install` looks at the destination beforehand."""
     folds_case: bool = False
     """Whether names that differ only in case, or in Unicode normal form, are one name there."""
 

@@ -14,7 +14,7 @@ from typing import final
 import trio
 
 from trio_skills._beneath import open_file, open_folder, read_chunks, target_parts
-from trio_skills._runtime import Existing, FileState
+from trio_skills._runtime import Existing, FileState, PackedResult
 from trio_skills._transfers import by_folder
 from trio_skills._upload import Upload
 from trio_skills.runtimes._staging import (
@@ -64,13 +64,14 @@ class Files:
         folders: Sequence[str],
         existing: Existing,
         check_cancelled: Callable[[], None],
-    ) -> list[Exception | None]:
+    ) -> PackedResult:
         """Do what `WritesMany.write_many` says, for uploads in the order of their targets.
 
         `check_cancelled` is called before each file, until the first is in its place: from then on
         what is there must be reported.
         """
         errors: list[Exception | None] = []
+        in_place: list[str] = []
         by_parent = itertools.groupby(
             by_folder(uploads, frozenset(folders)),
             lambda found: None if found[0] is None else posixpath.dirname(found[0]),
@@ -81,11 +82,11 @@ class Files:
                 errors += [self._write_upload(upload) for _, (upload,) in group]
             else:
                 batch = {target_parts(folder or "")[-1]: members for folder, members in group}
-                errors += self._write_folders(
-                    target_parts(parent), batch, existing, check_cancelled
-                )
+                staged = self._write_folders(target_parts(parent), batch, existing, check_cancelled)
+                errors += [error for folder in staged for error in folder.errors]
+                in_place += [posixpath.join(parent, f.name) for f in staged if f.in_place]
             check_cancelled = _too_late
-        return errors
+        return PackedResult(errors, in_place)
 
     def _write_upload(self, upload: Upload) -> Exception | None:
         try:
@@ -101,7 +102,7 @@ class Files:
         batch: dict[str, list[Upload]],
         existing: Existing,
         check_cancelled: Callable[[], None],
-    ) -> list[Exception | None]:
+    ) -> list[StagedFolder]:
         """Write skill folders, by their names, into the folder `above`."""
         parent = open_folder(self._root, above, create=True)
         try:
@@ -119,7 +120,7 @@ class Files:
                         folder.publish(existing)
         finally:
             os.close(parent)
-        return [error for folder in staged for error in folder.errors]
+        return staged
 
     def inspect(
         self, targets: Sequence[str], check_cancelled: Callable[[], None]

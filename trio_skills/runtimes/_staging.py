@@ -31,6 +31,7 @@ from trio_skills._beneath import (
 from trio_skills._errors import TrioSkillsError
 from trio_skills._runtime import Existing
 from trio_skills._upload import Upload
+from trio_skills.runtimes._mounts import holds_mount
 
 TEMPORARY = ".trio-skills-"
 """How the names of workspaces and of temporary files begin."""
@@ -233,6 +234,8 @@ class StagedFolder:
     """What it holds, in the order of their targets."""
     errors: list[Exception | None] = attrs.Factory(list)
     """For each upload, None or what went wrong."""
+    in_place: bool = False
+    """Whether its files were put there one by one because a file system is mounted there."""
 
     def stage(self, check_cancelled: Callable[[], None]) -> None:
         """Write every upload into the workspace."""
@@ -254,8 +257,14 @@ class StagedFolder:
             reason = "not put there, because other files of its skill failed"
             self.errors = [error or TrioSkillsError(reason) for error in self.errors]
         elif None in self.errors:
+            parent = self.workspace.parent
             try:
-                self._rename(existing)
+                if existing != "error" and exists(parent, self.name):
+                    self.in_place = holds_mount(parent, self.name)
+                if self.in_place:
+                    self._merge()
+                else:
+                    self._rename(existing)
             except OSError as exc:
                 if existing == "merge" and exc.errno in _IN_THE_WAY:
                     self._merge()

@@ -13,7 +13,7 @@ from typing import final
 import trio
 
 from trio_skills._errors import RuntimeOpenError, describe
-from trio_skills._runtime import Existing, FileState, RunResult, Traits
+from trio_skills._runtime import Existing, FileState, PackedResult, RunResult, Traits
 from trio_skills._threads import in_thread
 from trio_skills._upload import Upload
 from trio_skills.runtimes._files import Files
@@ -28,7 +28,7 @@ class LocalRuntime:
     """
 
     # One worker thread writes a batch: enough batches for a progress bar and for several threads.
-    traits = Traits(max_batch_files=256, folds_case=sys.platform == "darwin")
+    traits = Traits(max_batch_files=256, looks_first=True, folds_case=sys.platform == "darwin")
 
     def __init__(self, path: Path, files: Files) -> None:
         """Not public: `open_local` opens the directory, and closes it."""
@@ -48,7 +48,7 @@ class LocalRuntime:
 
     async def write_many(
         self, uploads: Sequence[Upload], *, folders: Sequence[str], existing: Existing
-    ) -> Sequence[Exception | None]:
+    ) -> PackedResult:
         """Write many files in one worker thread; see `WritesMany`."""
         check = trio.from_thread.check_cancelled
         return await in_thread(self._files.write_many, uploads, folders, existing, check)

@@ -14,7 +14,7 @@ import trio
 
 from trio_skills import _commands
 from trio_skills._errors import TrioSkillsError
-from trio_skills._runtime import Existing, RunResult, Traits
+from trio_skills._runtime import Existing, PackedResult, RunResult, Traits
 from trio_skills._threads import in_thread
 from trio_skills._transfers import by_folder
 from trio_skills._upload import Upload
@@ -210,7 +210,7 @@ class PackingMemoryRuntime(MemoryRuntime):
 
     async def write_many(
         self, uploads: Sequence[Upload], *, folders: Sequence[str], existing: Existing
-    ) -> Sequence[Exception | None]:
+    ) -> PackedResult:
         """Write many files, with their execute bits; see `WritesMany`."""
         targets = tuple(upload.target for upload in uploads)
         async with self._call(Call("write_many", targets, sum(u.size for u in uploads))) as fault:
@@ -227,7 +227,7 @@ class PackingMemoryRuntime(MemoryRuntime):
                     errors.append(refused)
                     if refused is None:
                         self._store(upload.target, content, fault, executable=upload.executable)
-            return errors
+            return PackedResult(errors)
 
     def _refuse(
         self,

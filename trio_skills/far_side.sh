@@ -1,0 +1,527 @@
+# shellcheck shell=sh
+# shellcheck disable=SC2317  # functions are called by their names, which are arguments
+# shellcheck disable=SC2015  # `a && b || c`, where c is right when b fails, too
+# What runs in a sandbox: POSIX sh, for dash, busybox and bash. It is sent as the text of `sh -c`,
+# and what comes from a plan is always an argument or standard input, never a part of this text.
+#
+#   sh NONCE ACTION BASE REL [ARGUMENT...]
+#
+# BASE is a folder whose links are followed, since the user named it; REL a path beneath it, whose
+# links are refused. What is printed between the two lines that have the NONCE is the answer: a login
+# shell may print what it likes before it, and a connection that is cut loses the second line.
+#
+# A packed write is made whole in a workspace, a hidden folder beside the skill folders, and then
+# renamed. Nothing is renamed unless the archive's last member, `end`, arrived:
+#
+#   new/   what the archive holds for this place     old/    what is being replaced
+#   drop/  names in new/ that must not be published  swap/   names of which old/ could not take the
+#   end    the marker                                        old one: the next install finishes these
+#
+# The workspace's name says which process it belongs to, so that the next install here can tell one
+# that was killed: it puts back, or finishes, what that one had begun, and removes the rest.
+nonce=$1 action=$2 base=$3 rel=$4
+shift 4
+unset CDPATH
+newline='
+'
+
+say() { printf '%s\0%s\0%s\0' "$1" "$2" "$3"; }
+
+# D: nothing can be written there. T: this transfer failed. M: a program is missing.
+stop() {
+  say "$1" '' "$2"
+  finish
+}
+
+finish() {
+  printf '\n%s %s\n' "$nonce" "${1-0}"
+  exit 0
+}
+
+need() {
+  for program; do
+    command -v "$program" >/dev/null || stop M "$program"
+  done
+}
+
+is_there() { [ -e "$1" ] || [ -h "$1" ]; }
+
+go_to_base() {
+  # shellcheck disable=SC2088  # the one that arrived as an argument
+  case $base in
+  '~') base=$HOME ;;
+  '~/'*) base=$HOME/${base#??} ;;
+  esac
+  cd -- "$base" 2>/dev/null || return
+}
+
+# Go to the folder, making what is missing.
+enter() {
+  if ! go_to_base; then
+    reason=$(mkdir -p -- "$base" 2>&1) || stop D "$reason"
+    cd -- "$base" 2>/dev/null || stop D "the folder cannot be entered: $base"
+  fi
+  set -f
+  IFS=/
+  for part in $rel; do
+    [ ! -h "$part" ] || stop D "a link is in the way, and links are not followed: $part"
+    if [ ! -d "$part" ]; then
+      reason=$(mkdir -- "./$part" 2>&1) || [ -d "$part" ] || stop D "$reason"
+    fi
+    cd -- "./$part" 2>/dev/null || stop D "the folder cannot be entered: $part"
+  done
+  unset IFS
+  set +f
+}
+
+# When a process began, in $began: empty where there is none, `-` where that cannot be known.
+when_began() {
+  if [ ! -r /proc/self/stat ]; then
+    began=
+    kill -0 "$1" 2>/dev/null && began=-
+    return
+  fi
+  { read -r began <"/proc/$1/stat"; } 2>/dev/null || began=
+  began=${began##*) }
+  case $began in
+  Z* | X*) began= ;; # killed, and nobody has asked for its exit code
+  *)
+    set -f
+    # shellcheck disable=SC2086  # split into fields: this is the 22nd
+    set -- $began
+    set +f
+    began=${20-}
+    ;;
+  esac
+}
+
+know_myself() {
+  boot=- host=-
+  { read -r boot </proc/sys/kernel/random/boot_id; } 2>/dev/null
+  { read -r host </proc/sys/kernel/hostname; } 2>/dev/null
+  when_began $$
+  workspace=.trio-skills@$host@$boot@$$@$began@$nonce
+}
+
+is_abandoned() {
+  IFS=@
+  set -f
+  # shellcheck disable=SC2086  # split into fields
+  set -- "$1" $1
+  set +f
+  unset IFS
+  if [ "$3" != "$host" ]; then
+    # Another container's, of which the processes cannot be seen from here.
+    [ -n "$(find "./$1" -prune -mmin +15 2>/dev/null)" ]
+  elif [ "$4" != "$boot" ]; then
+    :
+  else
+    when_began "$5"
+    [ "$began" != "$6" ]
+  fi
+}
+
+sweep() {
+  for abandoned in .trio-skills@*@*@*@*@*; do
+    [ ! -h "$abandoned" ] && [ -d "$abandoned" ] && is_abandoned "$abandoned" || continue
+    for found in "$abandoned"/swap/* "$abandoned"/swap/.[!.]* "$abandoned"/swap/..?*; do
+      name=${found##*/}
+      if [ -d "$found" ] && [ -d "$abandoned/new/$name" ]; then
+        rm -rf -- "./$name" && mv -f -- "$abandoned/new/$name" ./
+      fi
+    done
+    for found in "$abandoned"/old/* "$abandoned"/old/.[!.]* "$abandoned"/old/..?*; do
+      if is_there "$found" && ! is_there "./${found##*/}"; then
+        mv -f -- "$found" ./ || continue 2
+      fi
+    done
+    rm -rf -- "./$abandoned"
+  done 2>/dev/null
+}
+
+make_workspace() {
+  know_myself
+  sweep
+  for part; do
+    shift
+    set -- "$@" "$workspace/$part"
+  done
+  reason=$(mkdir -- "$workspace" "$@" 2>&1) || stop D "$reason"
+  keep=
+  # shellcheck disable=SC2154  # `keep` is set where what is in it must not be lost
+  trap '[ "$keep" ] || rm -rf -- "./$workspace"' EXIT
+  trap 'exit 1' HUP INT TERM
+  trap '' PIPE
+}
+
+# What is mounted beneath this folder, a line each; `?` where that cannot be known.
+find_mounts() {
+  mounts=
+  here=$(pwd -P)
+  here=${here%/}
+  case $here in
+  *[!A-Za-z0-9_./@:+,=-]*) mounts='?' && return ;; # it is written another way there
+  esac
+  [ -r /proc/self/mountinfo ] || { mounts='?' && return; }
+  while read -r _ _ _ _ point _; do
+    case $point in
+    "$here"/*\\*) mounts='?' && return ;;
+    "$here"/*) mounts=$mounts${point#"$here"/}$newline ;;
+    esac
+  done </proc/self/mountinfo
+}
+
+is_mount() { case $newline$mounts in *"$newline$1$newline"*) ;; *) false ;; esac }
+
+holds_mount() { case $newline$mounts in *"$newline$1/"*) ;; *) is_mount "$1" ;; esac }
+
+# Whether it is, or may be, in another file system than this folder.
+crosses() {
+  [ "$mounts" ] || return 1
+  [ "$mounts" != '?' ] || return 0
+  set -- "$1"
+  until is_mount "$1"; do
+    case $1 in
+    */*) set -- "${1%/*}" ;;
+    *) return 1 ;;
+    esac
+  done
+}
+
+# Move the files, not the folders, of folder $1 into folder $2.
+place_files() {
+  from=$1 to=$2
+  set --
+  for file in "$from"/* "$from"/.[!.]* "$from"/..?*; do
+    if [ ! -f "$file" ]; then
+      continue
+    elif [ -d "./$to/${file##*/}" ] && [ ! -h "./$to/${file##*/}" ]; then
+      say F "$to/${file##*/}" 'a folder is in the way'
+    else
+      set -- "$@" "$file"
+    fi
+  done
+  [ $# -gt 0 ] || return 0
+  if crosses "$to"; then
+    place_copies "$@"
+    return
+  fi
+  mv -f -- "$@" "./$to/" 2>/dev/null && return
+  for file; do
+    [ ! -f "$file" ] || reason=$(mv -f -- "$file" "./$to/" 2>&1) ||
+      say F "$to/${file##*/}" "$reason"
+  done
+}
+
+# A file is renamed to its place there, too: copied into a folder beside it first.
+place_copies() {
+  beside=./$to/$workspace
+  if ! reason=$(mkdir -- "$beside" 2>&1); then
+    for file; do say F "$to/${file##*/}" "$reason"; done
+    return
+  fi
+  if cp -p -- "$@" "$beside/" 2>/dev/null; then
+    for file; do
+      shift
+      set -- "$@" "$beside/${file##*/}"
+    done
+    mv -f -- "$@" "./$to/" 2>/dev/null
+  else
+    for file; do
+      shift
+      if reason=$(cp -p -- "$file" "$beside/" 2>&1); then
+        set -- "$@" "$beside/${file##*/}"
+      else
+        say F "$to/${file##*/}" "$reason"
+      fi
+    done
+  fi
+  for file; do
+    [ ! -f "$file" ] || reason=$(mv -f -- "$file" "./$to/" 2>&1) ||
+      say F "$to/${file##*/}" "$reason"
+  done
+  rm -rf -- "$beside"
+}
+
+# Put what is staged in folder $1 into folder $2, which may be there.
+merge() {
+  if [ -h "./$2" ]; then
+    say F "$2" 'a link is in the way, and links are not followed'
+    return
+  elif is_there "./$2" && [ ! -d "./$2" ]; then
+    say F "$2" 'a file is in the way'
+    return
+  elif [ ! -d "./$2" ] && ! crosses "$2"; then
+    parent=./$2
+    reason=$(mv -f -- "$1" "${parent%/*}/" 2>&1) || say F "$2" "$reason"
+    return
+  elif [ ! -d "./$2" ] && ! reason=$(mkdir -- "./$2" 2>&1); then
+    say F "$2" "$reason"
+    return
+  fi
+  place_files "$1" "$2"
+  merge_folders "$1" "$2/"
+}
+
+merge_folders() {
+  for folder in "$1"/* "$1"/.[!.]* "$1"/..?*; do
+    [ ! -d "$folder" ] || merge "$folder" "$2${folder##*/}"
+  done
+}
+
+# Whether all that is in a folder can be removed.
+is_removable() {
+  [ -h "$1" ] || [ ! -d "$1" ] || { [ -w "$1" ] && [ -x "$1" ]; } || return 1
+  if [ ! -h "$1" ]; then
+    for below in "$1"/*/ "$1"/.[!.]*/ "$1"/..?*/; do
+      is_removable "${below%/}" || return 1
+    done
+  fi
+}
+
+# Put the staged folder $1 in place of what is called $2.
+swap() {
+  if holds_mount "$2"; then
+    # Moved aside, it would be emptied with the rest; and a mount point itself cannot be renamed.
+    say P "$2" ''
+    merge "$1" "$2"
+    return
+  fi
+  # Where it cannot be renamed, as a folder of an image's layer, `mv` would copy it and then remove
+  # it file by file: nobody could tell afterwards how far that came. No file may be written here.
+  reason=$(
+    # shellcheck disable=SC3045  # where there is no -c, nothing is dumped or it is harmless
+    ulimit -c 0 2>/dev/null
+    ulimit -f 0
+    mv -f -- "./$2" "$workspace/old/" 2>&1
+  )
+  code=$?
+  if [ "$code" -eq 0 ]; then
+    reason=$(mv -f -- "$1" ./ 2>&1) && return
+    mv -f -- "$workspace/old/$2" ./ || keep=yes
+    say F "$2" "$reason"
+    return
+  fi
+  rm -rf -- "$workspace/old/${2:?}"
+  if [ "$code" -ne 153 ] || ! is_removable "./$2"; then # 153: ended by SIGXFSZ, so it was copying
+    say F "$2" "${reason:-it cannot be moved aside}"
+    return
+  fi
+  reason=$(mkdir -- "$workspace/swap/$2" 2>&1) || { say F "$2" "$reason" && return; }
+  reason=$(rm -rf -- "./$2" 2>&1 && mv -f -- "$1" ./ 2>&1) && return
+  keep=yes
+  say F "$2" "$reason"
+}
+
+# Put the staged skill folder $1 to where it belongs; it is called $2.
+publish() {
+  if ! is_there "./$2"; then
+    reason=$(mv -f -- "$1" ./ 2>&1) || say F "$2" "$reason"
+  elif [ "$existing" = error ]; then
+    say F "$2" 'the skill folder is there already'
+  elif [ "$existing" = replace ]; then
+    swap "$1" "$2"
+  else
+    ! is_mount "$2" || say P "$2" ''
+    merge "$1" "$2"
+  fi
+}
+
+publish_folders() {
+  set --
+  for staged in "$workspace"/new/* "$workspace"/new/.[!.]* "$workspace"/new/..?*; do
+    [ ! -d "$staged" ] || is_there "./${staged##*/}" || set -- "$@" "$staged"
+  done
+  # All at once, since a process for each takes longer; what this leaves is looked at one by one.
+  [ $# -eq 0 ] || mv -f -- "$@" ./ 2>/dev/null
+  find_mounts
+  for staged in "$workspace"/new/* "$workspace"/new/.[!.]* "$workspace"/new/..?*; do
+    [ ! -d "$staged" ] || publish "$staged" "${staged##*/}"
+  done
+}
+
+publish_files() {
+  find_mounts
+  place_files "$workspace/new" .
+  merge_folders "$workspace/new" ''
+}
+
+# Who this is, as `uid gid`, without a program for it.
+owner() {
+  while read -r key value _; do
+    case $key in
+    Uid:) uid=$value ;;
+    Gid:) echo "$uid $value" ;;
+    esac
+  done </proc/self/status
+}
+
+# write_many EXISTING folders|files [ARCHIVE]: standard input, or ARCHIVE, is a tar archive.
+write_many() {
+  existing=$1 kind=$2 archive=${3-}
+  need mkdir mv rm
+  [ "$archive" = - ] || need tar
+  enter
+  make_workspace new old swap
+  if [ "$archive" = - ]; then
+    # Others unpack it there, and say so.
+    say W "$(pwd -P)/$workspace" "$(owner)"
+    read -r _ || exit 1
+    [ -f "$workspace/end" ] || stop T 'the transfer was cut off'
+    commit
+    return
+  elif [ "$archive" ]; then
+    mv -f -- "./$archive" "$workspace/archive" && exec <"$workspace/archive" ||
+      stop T 'the archive is not there'
+  fi
+  reason=$(tar -x -o -m -f - -C "$workspace" 2>&1) || stop T "tar failed: $reason"
+  [ -f "$workspace/end" ] || stop T 'the transfer was cut off'
+  commit
+}
+
+commit() {
+  trap '' HUP INT TERM
+  for dropped in "$workspace"/drop/* "$workspace"/drop/.[!.]* "$workspace"/drop/..?*; do
+    [ ! -f "$dropped" ] || rm -rf -- "$workspace/new/${dropped##*/}"
+  done
+  "publish_$kind"
+}
+
+# write NAME LENGTH: standard input is the file.
+write() {
+  name=$1 length=$2
+  need cat mkdir mv rm wc
+  enter
+  [ -h "./$name" ] || [ ! -d "./$name" ] || stop D 'a folder is in the way'
+  make_workspace
+  reason=$({ cat >"$workspace/$name"; } 2>&1) || stop T "$reason"
+  arrived=$(($(wc -c <"$workspace/$name")))
+  [ "$arrived" -eq "$length" ] || stop T "cut off: $arrived of $length bytes arrived"
+  reason=$(mv -f -- "$workspace/$name" ./ 2>&1) || stop T "$reason"
+}
+
+# for_each COMMAND: run it with the paths that standard input lists, a hundred at a time. A line is a
+# path with octal escapes, and an empty line ends the list.
+for_each() {
+  more=yes
+  while [ "$more" ]; do
+    set -- "$1"
+    while [ $# -le 100 ]; do
+      IFS= read -r path || exit 1 # cut off
+      [ "$path" ] || { more= && break; }
+      case $path in
+      *\\*) path=$(printf '%b.' "$path") && path=${path%.} ;;
+      esac
+      set -- "$@" "$path"
+    done
+    [ $# -eq 1 ] || "$@"
+  done
+}
+
+# A letter for each path, then `sha256sum` once for all files: a process for each would take long.
+# `for` walks the list as it was, while the body makes a new one of the files alone.
+inspect() {
+  for path; do
+    shift
+    if [ "$absent" ] && [ "${path#/}" = "$path" ]; then
+      printf m
+    elif [ -h "$path" ]; then
+      printf o
+    elif [ -f "$path" ]; then
+      if [ -x "$path" ]; then printf x; else printf f; fi
+      set -- "$@" "$path"
+    elif [ -d "$path" ]; then
+      if [ -w "$path" ]; then printf d; else printf r; fi
+    elif [ -e "$path" ]; then
+      printf o
+    else
+      printf m
+    fi
+  done
+  echo
+  [ $# -eq 0 ] || sha256sum -- "$@"
+}
+
+make_executable() {
+  reason=$(chmod +x -- "$@" 2>&1) || stop T "$reason"
+}
+
+# Whether its process group is this shell with what it starts, and nobody else.
+leads_its_group() {
+  { read -r stat <"/proc/$$/stat"; } 2>/dev/null || return 1
+  # shellcheck disable=SC2086  # split into fields
+  set -- ${stat##*) }
+  [ "$3" = $$ ]
+}
+
+kill_when_the_client_ends() {
+  while read -r _; do :; done
+  kill -9 "$1"
+}
+
+# run NUMBER NAME=VALUE... PROGRAM ARGUMENT...: standard input stays open as long as the client
+# lives, and when it ends, whatever was started here is killed.
+run() {
+  count=$1
+  shift
+  while [ "$count" -gt 0 ]; do
+    # shellcheck disable=SC2163  # a name with its value
+    export "$1"
+    shift
+    count=$((count - 1))
+  done
+  exec 3<&0 </dev/null
+  if leads_its_group; then
+    kill_when_the_client_ends 0 <&3 >/dev/null 2>&1 &
+    watcher=$!
+    exec 3<&-
+    (exec "$@")
+    code=$?
+  else
+    group=
+    command -v setsid >/dev/null && group=- && set -- setsid "$@"
+    (exec "$@") 3<&- &
+    command=$!
+    kill_when_the_client_ends "$group$command" <&3 >/dev/null 2>&1 &
+    watcher=$!
+    exec 3<&-
+    wait $command
+    code=$?
+  fi
+  kill -9 $watcher 2>/dev/null
+  finish $code
+}
+
+printf '%s\n' "$nonce"
+if [ "$action" != run ]; then
+  LC_ALL=C
+  export LC_ALL
+fi
+case $action in
+run)
+  printf '%s\n' "$nonce" >&2
+  go_to_base || { mkdir -p -- "$base" && cd -- "$base"; } || finish 126
+  run "$@"
+  ;;
+inspect)
+  need sha256sum
+  absent=
+  go_to_base || absent=yes
+  [ -z "$absent" ] || ! is_there "$base" || stop T "the folder cannot be entered: $base"
+  for_each inspect
+  ;;
+make_executable)
+  need chmod
+  enter
+  for_each make_executable
+  ;;
+hold)
+  # The connection's own session: it shows that arguments arrive as they are, and then waits.
+  printf '%s' "$1"
+  printf '\n%s 0\n' "$nonce"
+  while read -r _; do :; done
+  exit
+  ;;
+*) "$action" "$@" ;;
+esac
+finish

@@ -1,0 +1,136 @@
+"""A sandbox in which a command can be run: all else is the program that runs there."""
+
+from __future__ import annotations
+
+import posixpath
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+
+import attrs
+import trio
+
+from trio_skills import _far_side
+from trio_skills._beneath import components
+from trio_skills._errors import DestinationError
+from trio_skills._far_side import Call, Parcel
+from trio_skills._runtime import Existing, FileState, PackedResult, RunResult, Traits
+from trio_skills._upload import Upload
+
+Payload = bytes | Generator[bytes, None, None] | AsyncGenerator[bytes, None] | None
+"""What a command's standard input is: all of it, or pieces, made in worker threads or not, and then
+its end. None: it stays open, and empty, as long as the command runs."""
+
+
+@attrs.frozen
+class Sent:
+    """What became of a parcel."""
+
+    failed: Mapping[str, Exception]
+    """By target, what failed."""
+    in_place: tuple[str, ...] = ()
+    """Skill folders, by their names, that were merged where a file system is mounted."""
+    round_trips: int = 1
+    """What it took."""
+
+
+async def write_parcels(
+    uploads: Sequence[Upload],
+    folders: Sequence[str],
+    existing: Existing,
+    send: Callable[[Parcel, Existing], Awaitable[Sent]],
+) -> PackedResult:
+    """Send uploads parcel by parcel, and return what became of each, as `WritesMany` has to."""
+    await trio.lowlevel.checkpoint()
+    failed: dict[str, Exception] = {}
+    in_place: list[str] = []
+    round_trips = 0
+    for parcel in _far_side.parcels(uploads, folders):
+        try:
+            sent = await send(parcel, existing)
+        except DestinationError as exc:
+            sent = Sent({upload.target: exc for _, upload in parcel.uploads})
+        except Exception as exc:
+            if existing == "merge":
+                raise  # for `install` to settle file by file
+            sent = Sent({upload.target: exc for _, upload in parcel.uploads})
+        failed |= sent.failed
+        in_place += [posixpath.join(parcel.folder, name) for name in sent.in_place]
+        round_trips += sent.round_trips
+    errors = tuple(failed.get(upload.target) for upload in uploads)
+    return PackedResult(errors, tuple(in_place), round_trips)
+
+
+class CommandedRuntime(ABC):
+    """What every runtime shares that can run a command and give it an input.
+
+    Relative targets are taken from `path`, which may begin with `~`. Cancelled, it closes the
+    command's input, which ends what runs in the sandbox, and waits a moment for it.
+    """
+
+    def __init__(self, path: str, max_in_flight: int) -> None:
+        self._path = path
+        self._limiter = trio.CapacityLimiter(max_in_flight)
+        self.traits = Traits(max_in_flight=max_in_flight)
+        """What it can bear, over all installs."""
+
+    @abstractmethod
+    async def _execute(self, argv: Sequence[str], payload: Payload) -> RunResult:
+        """Run a command as it is. The shell that runs it has the nonce in its answer."""
+
+    async def write(self, target: str, data: bytes) -> None:
+        """Write a whole file, making the folders above it, or raise."""
+        *above, name = components(target) or [""]
+        if not name:
+            raise IsADirectoryError("a folder is no file")
+        folder = "/" * target.startswith("/") + "/".join(above)
+        base, rel = _far_side.locate(self._path, folder)
+        call = _far_side.call("write", base, rel, name, str(len(data)))
+        await self._ask(call, data)
+
+    async def write_many(
+        self, uploads: Sequence[Upload], *, folders: Sequence[str], existing: Existing
+    ) -> PackedResult:
+        """Write many files by one command for each folder that holds skills; see `WritesMany`."""
+        return await write_parcels(uploads, folders, existing, self._send)
+
+    async def _send(self, parcel: Parcel, existing: Existing) -> Sent:
+        errors: dict[str, Exception] = {}
+        base, rel = _far_side.locate(self._path, parcel.folder)
+        kind = "folders" if parcel.holds_folders else "files"
+        call = _far_side.call("write_many", base, rel, existing, kind)
+        reply = await self._ask(call, parcel.archive(existing, errors))
+        return Sent(parcel.errors(reply, existing, errors), reply.in_place)
+
+    async def inspect(self, targets: Sequence[str]) -> Mapping[str, FileState]:
+        """Return the state of every target, by one command."""
+        call = _far_side.call("inspect", _far_side.as_base(self._path), "")
+        result = await self._limited(call.argv, _far_side.listed(targets))
+        return _far_side.read_states(targets, call, result)
+
+    async def set_executable(self, targets: Sequence[str]) -> None:
+        """Make files executable, by one command."""
+        call = _far_side.call("make_executable", _far_side.as_base(self._path), "")
+        await self._ask(call, _far_side.listed(targets))
+
+    async def run(self, argv: Sequence[str], env: Mapping[str, str]) -> RunResult:
+        """Run a command in the sandbox's folder, with `env` over its environment.
+
+        Exit codes are a shell's: 127 where there is no such command, 126 where it may not be
+        executed, 128 and the signal's number where one ended it.
+
+        **Cancellation:** kills the command and what it started, unless that left its session.
+        """
+        call = _far_side.run(_far_side.as_base(self._path), argv, env)
+        result = await self._limited(call.argv, None)
+        return RunResult(call.exit_code(result), call.body(result), call.stderr(result))
+
+    async def _ask(self, call: Call, payload: Payload) -> _far_side.Reply:
+        return _far_side.read_reply(call, await self._limited(call.argv, payload))
+
+    async def _limited(self, argv: Sequence[str], payload: Payload) -> RunResult:
+        try:
+            async with self._limiter:
+                return await self._execute(argv, payload)
+        finally:
+            if isinstance(payload, Generator):
+                payload.close()

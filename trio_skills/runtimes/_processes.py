@@ -1,0 +1,116 @@
+"""Converse with a local process: an input, its output, and its end whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import trio
+
+from trio_skills._errors import CommandError
+from trio_skills._runtime import RunResult
+from trio_skills._threads import in_thread
+from trio_skills.runtimes._commanded import Payload
+
+MAX_OUTPUT = 64 * 2**20
+"""Bytes of output of one command that are kept; a sandbox that prints more is not believed."""
+
+PATIENCE = 0.5
+"""Seconds that a command which was cancelled has to clean up, before its process is killed."""
+
+
+async def converse(command: Sequence[str], payload: Payload) -> RunResult:
+    """Run a program to its end, with `payload` as its input.
+
+    Raises `OSError` where it cannot be started. Exit codes are a shell's.
+
+    **Cancellation:** closes its input, waits `PATIENCE` seconds for it, then kills it.
+    """
+    process = await trio.lowlevel.open_process(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdin and process.stdout and process.stderr  # noqa: S101, PT018  # pipes
+    output: list[bytes] = []
+    complaint: list[bytes] = []
+    try:
+        with single_error():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(collect, process.stdout, output)
+                nursery.start_soon(collect, process.stderr, complaint)
+                if payload is not None:
+                    # It may end before it has read everything: then its answer tells why.
+                    with suppress(trio.BrokenResourceError):
+                        await send(payload, process.stdin)
+                    await process.stdin.aclose()
+        await process.wait()
+    finally:
+        with trio.CancelScope(shield=True):
+            await end(process)
+    code = await process.wait()
+    return RunResult(code if code >= 0 else 128 - code, b"".join(output), b"".join(complaint))
+
+
+@contextmanager
+def single_error() -> Iterator[None]:
+    """Raise the error of a nursery by itself, the first of several; not if it was cancelled too."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        errors = list(_leaves(group))
+        if any(not isinstance(error, Exception) for error in errors):
+            raise
+        raise errors[0] from errors[0].__cause__
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+async def send(payload: Payload, stream: trio.abc.SendStream) -> None:
+    """Send all of a payload; its pieces are made in worker threads."""
+    if payload is None or isinstance(payload, bytes):
+        await stream.send_all(payload or b"")
+        return
+    if isinstance(payload, AsyncGenerator):
+        async for piece in payload:
+            await stream.send_all(piece)
+        return
+    while piece := await in_thread(next, payload, b""):
+        await stream.send_all(piece)
+
+
+async def collect(stream: trio.abc.ReceiveStream, chunks: list[bytes]) -> None:
+    """Receive until the end. Raises `CommandError` where that is more than `MAX_OUTPUT`."""
+    size = 0
+    async for chunk in stream:
+        size += len(chunk)
+        if size > MAX_OUTPUT:
+            raise CommandError(f"a command in the sandbox printed more than {MAX_OUTPUT} bytes")
+        chunks.append(bytes(chunk))
+
+
+async def end(process: trio.Process) -> None:
+    """End a process: by the end of its input, or else, after `PATIENCE` seconds, by a signal.
+
+    Call it shielded.
+    """
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            await trio.aclose_forcefully(stream)
+    with trio.move_on_after(PATIENCE):
+        await process.wait()
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()

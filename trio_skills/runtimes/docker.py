@@ -1,0 +1,192 @@
+"""A running container, by the Docker Engine API.
+
+What the image has decides how: `sh` and `tar`, and a packed write is one command. Without `tar`
+the engine unpacks the archive into the workspace, and a command publishes it. Without a shell the
+engine unpacks it where it belongs; what arrived is then read back and compared.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing, asynccontextmanager
+from typing import final
+
+import httpx2
+import trio
+
+from trio_skills import _far_side
+from trio_skills._errors import CommandError, RuntimeOpenError
+from trio_skills._far_side import MissingProgramError, Parcel
+from trio_skills._runtime import Existing, FileState, RunResult
+from trio_skills._tar import Owner
+from trio_skills._threads import in_thread
+from trio_skills._upload import Upload
+from trio_skills.runtimes._archive_writes import ArchiveWrites
+from trio_skills.runtimes._commanded import CommandedRuntime, Payload, Sent
+from trio_skills.runtimes._docker_host import HostError, docker_host, engine_url
+from trio_skills.runtimes._engine import Engine, EngineError, Json
+
+MAX_IN_FLIGHT = 32
+"""Commands at once: each has a connection, and the engine starts no more in the same time."""
+
+
+@final
+class DockerRuntime(CommandedRuntime):
+    """A container that runs. Made by `open_docker`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        container: str,
+        path: str,
+        user: str | None,
+        without_shell: ArchiveWrites,
+    ) -> None:
+        """Not public: `open_docker` makes it."""
+        super().__init__(path, MAX_IN_FLIGHT)
+        self._engine = engine
+        self._container = container
+        self._user = user
+        self._without_shell = without_shell
+        self._lacks: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<DockerRuntime {self._container[:12]} {self._path!r}>"
+
+    async def write(self, target: str, data: bytes) -> None:
+        """Write a whole file, making the folders above it, or raise."""
+        if self._lacks != "sh":
+            try:
+                await super().write(target, data)
+            except MissingProgramError as exc:
+                self._notice(exc)
+            else:
+                return
+        upload = await in_thread(Upload.of, target, data)
+        for error in (await self.write_many([upload], folders=(), existing="merge")).errors:
+            if error is not None:
+                raise error
+
+    async def inspect(self, targets: Sequence[str]) -> Mapping[str, FileState]:
+        """Return the state of every target."""
+        if self._lacks != "sh":
+            try:
+                return await super().inspect(targets)
+            except MissingProgramError as exc:
+                self._notice(exc)
+        return await self._without_shell.inspect(targets)
+
+    async def _send(self, parcel: Parcel, existing: Existing) -> Sent:
+        if self._lacks is None:
+            try:
+                return await super()._send(parcel, existing)
+            except MissingProgramError as exc:
+                self._notice(exc)
+        if self._lacks == "tar":
+            return await self._send_by_engine(parcel, existing)
+        return await self._without_shell.send(parcel, existing)
+
+    def _notice(self, missing: MissingProgramError) -> None:
+        self._lacks = "tar" if missing.program == "tar" else "sh"
+
+    async def _send_by_engine(self, parcel: Parcel, existing: Existing) -> Sent:
+        """Let the engine unpack what a shell in the container then publishes."""
+        errors: dict[str, Exception] = {}
+        base, rel = _far_side.locate(self._path, parcel.folder)
+        kind = "folders" if parcel.holds_folders else "files"
+        call = _far_side.call("write_many", base, rel, existing, kind, "-")
+        workspace: list[tuple[str, Owner]] = []
+        told = trio.Event()
+
+        def heard(output: bytes) -> None:
+            if not told.is_set() and (found := _far_side.read_workspace(call, output)):
+                workspace.append(found)
+                told.set()
+
+        async def fill() -> AsyncGenerator[bytes, None]:
+            await told.wait()
+            [(folder, owner)] = workspace
+            archive = parcel.archive(existing, errors, owner)
+            await self._engine.put(self._container, folder, archive)
+            yield b"\n"
+            await trio.lowlevel.checkpoint()
+
+        async with self._limiter, aclosing(fill()) as payload:
+            result = await self._execute(call.argv, payload, heard)
+        reply = _far_side.read_reply(call, result)
+        return Sent(parcel.errors(reply, existing, errors), reply.in_place, round_trips=2)
+
+    async def _execute(
+        self,
+        argv: Sequence[str],
+        payload: Payload,
+        heard: Callable[[bytes], None] | None = None,
+    ) -> RunResult:
+        ended = await self._engine.run(self._container, argv, payload, self._user, heard)
+        if ended.stdout.rstrip().rpartition(b"\n")[2].startswith(argv[4].encode()):
+            return RunResult(0, ended.stdout, ended.stderr)  # its answer is whole, with its code
+        code = await self._engine.exit_code(ended.identifier)
+        if ended.stdout.startswith(b"OCI runtime exec failed"):
+            return RunResult(code, stderr=ended.stdout)  # the engine's own words
+        return RunResult(code, ended.stdout, ended.stderr)
+
+
+@asynccontextmanager
+async def open_docker(
+    container: str, path: str = "", *, host: str | None = None, user: str | None = None
+) -> AsyncIterator[DockerRuntime]:
+    """Attach to a running container.
+
+    Args:
+        container: Its name or its identifier.
+        path: Where relative targets go; `~/skills` is in the home folder. By default the image's
+            working directory.
+        host: The engine's address, as in `DOCKER_HOST`; by default that, then the current context,
+            then `/var/run/docker.sock`.
+        user: Who commands run as and files belong to, as `name`, `uid` or `uid:gid`; by default the
+            user that the container runs as.
+
+    Raises:
+        RuntimeOpenError: The engine cannot be reached, or the container is missing, stopped or
+            paused.
+    """
+    url = f"docker://{container}"
+    try:
+        address = host
+        if address is None:
+            address = await in_thread(docker_host, os.environ)
+        base_url, socket = engine_url(address, os.environ)
+    except HostError as exc:
+        raise RuntimeOpenError(url, f"no Docker engine at {host or 'DOCKER_HOST'}: {exc}") from exc
+    # No limit and no timeout of its own: the runtime's limit and the caller's scope say enough.
+    transport = httpx2.AsyncHTTPTransport(uds=socket, limits=httpx2.Limits())
+    async with httpx2.AsyncClient(
+        transport=transport, base_url=base_url, timeout=None, trust_env=False
+    ) as client:
+        engine = Engine(client)
+        try:
+            found = await engine.look_at(container)
+        except EngineError as exc:
+            raise RuntimeOpenError(url, str(exc)) from exc
+        except CommandError as exc:
+            reason = f"{exc}; is one running at {address}, and may you use it?"
+            raise RuntimeOpenError(url, reason) from exc
+        _refuse_state(url, found)
+        without_shell = ArchiveWrites.into(engine, found, path, user)
+        yield DockerRuntime(engine, str(found["Id"]), path, user, without_shell)
+
+
+def _refuse_state(url: str, found: Json) -> None:
+    state = found.get("State") or {}
+    if state.get("Paused"):
+        raise RuntimeOpenError(url, "the container is paused: docker unpause it first")
+    if not state.get("Running"):
+        status = state.get("Status", "stopped")
+        raise RuntimeOpenError(url, f"the container is {status}: docker start it first")
