@@ -98,21 +98,23 @@ when_began() {
 know_myself() {
   boot=- host=-
   { read -r boot </proc/sys/kernel/random/boot_id; } 2>/dev/null
+  boot=${boot%%-*}
   { read -r host </proc/sys/kernel/hostname; } 2>/dev/null
   when_began $$
   workspace=.trio-skills@$host@$boot@$$@$began@$nonce
 }
 
 is_abandoned() {
+  [ ! -h "$1" ] && [ -d "$1" ] || return
   IFS=@
   set -f
-  # shellcheck disable=SC2086  # split into fields
-  set -- "$1" $1
+  # shellcheck disable=SC2295,SC2086  # split into fields
+  set -- "$1" ${1##*/}
   set +f
   unset IFS
   if [ "$3" != "$host" ]; then
     # Another container's, of which the processes cannot be seen from here.
-    [ -n "$(find "./$1" -prune -mmin +15 2>/dev/null)" ]
+    [ -n "$(find "$1" -prune -mmin +15 2>/dev/null)" ]
   elif [ "$4" != "$boot" ]; then
     :
   else
@@ -122,8 +124,8 @@ is_abandoned() {
 }
 
 sweep() {
-  for abandoned in .trio-skills@*@*@*@*@*; do
-    [ ! -h "$abandoned" ] && [ -d "$abandoned" ] && is_abandoned "$abandoned" || continue
+  for abandoned in ./.trio-skills@*@*@*@*@*; do
+    is_abandoned "$abandoned" || continue
     for found in "$abandoned"/swap/* "$abandoned"/swap/.[!.]* "$abandoned"/swap/..?*; do
       name=${found##*/}
       if [ -d "$found" ] && [ -d "$abandoned/new/$name" ]; then
@@ -135,7 +137,7 @@ sweep() {
         mv -f -- "$found" ./ || continue 2
       fi
     done
-    rm -rf -- "./$abandoned"
+    rm -rf -- "$abandoned"
   done 2>/dev/null
 }
 
@@ -215,6 +217,9 @@ place_files() {
 
 # A file is renamed to its place there, too: copied into a folder beside it first.
 place_copies() {
+  for abandoned in "./$to"/.trio-skills@*@*@*@*@*; do
+    ! is_abandoned "$abandoned" || rm -rf -- "$abandoned"
+  done
   beside=./$to/$workspace
   if ! reason=$(mkdir -- "$beside" 2>&1); then
     for file; do say F "$to/${file##*/}" "$reason"; done
@@ -271,12 +276,26 @@ merge_folders() {
 
 # Whether all that is in a folder can be removed.
 is_removable() {
-  [ -h "$1" ] || [ ! -d "$1" ] || { [ -w "$1" ] && [ -x "$1" ]; } || return 1
-  if [ ! -h "$1" ]; then
-    for below in "$1"/*/ "$1"/.[!.]*/ "$1"/..?*/; do
-      is_removable "${below%/}" || return 1
-    done
-  fi
+  [ -w "$1" ] && [ -x "$1" ] || return
+  for below in "$1"/* "$1"/.[!.]* "$1"/..?*; do
+    [ -h "$below" ] || [ ! -d "$below" ] || is_removable "$below" || return
+  done
+}
+
+# Rename what is called $1 into old/. Where it cannot be renamed, as a folder of an image's layer,
+# `mv` would copy it and then remove it file by file: nobody could tell afterwards how far that came.
+# So no file may be written here.
+move_aside() {
+  is_there "./$1" || return 0
+  rm -rf -- "$workspace/old/${1:?}"
+  reason=$(
+    # shellcheck disable=SC3045  # where there is no -c, a dump is harmless
+    ulimit -c 0 2>/dev/null
+    ulimit -f 0
+    mv -f -- "./$1" "$workspace/old/" 2>&1
+  )
+  code=$?
+  return "$code"
 }
 
 # Put the staged folder $1 in place of what is called $2.
@@ -287,23 +306,20 @@ swap() {
     merge "$1" "$2"
     return
   fi
-  # Where it cannot be renamed, as a folder of an image's layer, `mv` would copy it and then remove
-  # it file by file: nobody could tell afterwards how far that came. No file may be written here.
-  reason=$(
-    # shellcheck disable=SC3045  # where there is no -c, nothing is dumped or it is harmless
-    ulimit -c 0 2>/dev/null
-    ulimit -f 0
-    mv -f -- "./$2" "$workspace/old/" 2>&1
-  )
-  code=$?
-  if [ "$code" -eq 0 ]; then
+  # Another install may put its own there in between, whole: then that is the old one.
+  for _ in 1 2 3 4 5; do
+    move_aside "$2" || break
     reason=$(mv -f -- "$1" ./ 2>&1) && return
-    mv -f -- "$workspace/old/$2" ./ || keep=yes
+    code=0
+  done
+  if [ "$code" -eq 0 ]; then
+    is_there "./$2" || mv -f -- "$workspace/old/$2" ./ || keep=yes
     say F "$2" "$reason"
     return
   fi
   rm -rf -- "$workspace/old/${2:?}"
-  if [ "$code" -ne 153 ] || ! is_removable "./$2"; then # 153: ended by SIGXFSZ, so it was copying
+  # 153: ended by SIGXFSZ, so it was copying.
+  if [ "$code" -ne 153 ] || [ ! -d "./$2" ] || ! is_removable "./$2"; then
     say F "$2" "${reason:-it cannot be moved aside}"
     return
   fi

@@ -51,6 +51,10 @@ UNPRINTED = 74
 SIGNALLED = 128
 """Exit code, with a signal's number added: ended by that signal."""
 
+_TO = """\
+The sandbox: a directory, docker://CONTAINER/path, ssh://USER@HOST:PORT/path, podman://CONTAINER/path,
+kubectl://POD/path, apptainer://INSTANCE/path, or 'exec:COMMAND WORDS'."""
+
 _EXIT_CODES = """\
 Exit codes: 0 done, 1 some file failed, 2 the plan or the usage is wrong,
 130 interrupted (143 by SIGTERM)."""
@@ -180,7 +184,7 @@ def plan_command(
 )
 def install_command(
     *sources: Source,
-    to: Annotated[str, Parameter(help="The sandbox: a directory, or local:/path.", metavar="URL")],
+    to: Annotated[str, Parameter(help=_TO, metavar="URL")],
     planning: PlanOptions = PlanOptions(),
     transfer: TransferOptions = TransferOptions(),
     dry_run: Annotated[bool, _flag("Show the plan, and write nothing.", _OUTPUT)] = False,

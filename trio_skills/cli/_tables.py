@@ -74,6 +74,9 @@ def show_report(
     if table.row_count:
         console.print(table)
     show_details(console, report.excluded, report.warnings)
+    if report.in_place:
+        message = "merged file by file, because a file system is mounted there: "
+        line(console, ("note: ", "yellow"), message, _some(report.in_place))
     show_failures(console, report)
     style = "bold green" if report.ok else "bold red"
     sentence = f"{url}: {'interrupted, ' if interrupted else ''}{report.summary()}"
