@@ -96,6 +96,17 @@ class ArchiveWrites:
             states[target] = await self._state(path)
         return states
 
+    async def set_executable(self, targets: Sequence[str]) -> None:
+        """Make files executable: each is read, and put back with its execute bits."""
+        await self._look_up_user()
+        for target in targets:
+            path = self._absolute(target)
+            self._refuse_hidden(path)
+            file = await self._fetch(path)
+            if file is None:
+                raise CommandError("the file is not there")
+            await self.engine.put(self.container, posixpath.dirname(path), _made_executable(file))
+
     def _absolute(self, target: str) -> str:
         path = self.home + self.path[1:] if self.path.startswith("~") else self.path
         return "/" + "/".join(components(posixpath.join(path, target)))
@@ -230,6 +241,19 @@ def _read_state(file: IO[bytes]) -> FileState:
         while content and (chunk := content.read(CHUNK)):
             sha256.update(chunk)
         return FileState("file", sha256.hexdigest(), executable=bool(member.mode & 0o100))
+
+
+def _made_executable(file: IO[bytes]) -> Generator[bytes, None, None]:
+    with file, tarfile.open(fileobj=file, mode="r:") as archive:
+        member = archive.next()
+        content = archive.extractfile(member) if member and member.isreg() else None
+        if member is None or content is None:
+            raise CommandError("it is not a file")
+        owner = (member.uid, member.gid)
+        yield _tar.header(member.name, member.size, executable=True, owner=owner)
+        while chunk := content.read(CHUNK):
+            yield chunk
+        yield _tar.padding(member.size) + _tar.END
 
 
 def _read_text(file: IO[bytes]) -> str:

@@ -94,16 +94,17 @@ class Engine:
             try:
                 with single_error():
                     async with trio.open_nursery() as nursery:
-                        nursery.start_soon(output.collect, stream)
+                        sending = trio.CancelScope()
+                        nursery.start_soon(output.collect, stream, sending)
                         if payload is not None:
                             # It may end before it has read everything: its answer tells why.
-                            with suppress(trio.BrokenResourceError):
+                            with sending, suppress(trio.BrokenResourceError):
                                 await send(payload, stream)
                             stream.send_eof()
             finally:
                 stream.send_eof()
                 with trio.move_on_after(PATIENCE, shield=True), suppress(CommandError):
-                    await output.collect(stream)
+                    await output.collect(stream, trio.CancelScope())
         return Ended(identifier, bytes(output.stdout), bytes(output.stderr))
 
     async def exit_code(self, identifier: str) -> int:
@@ -230,7 +231,8 @@ class _Output:
     stderr: bytearray = attrs.Factory(bytearray)
     unread: bytearray = attrs.Factory(bytearray)
 
-    async def collect(self, stream: _Stream) -> None:
+    async def collect(self, stream: _Stream, sending: trio.CancelScope) -> None:
+        """Receive until the command has ended; then nothing needs to be sent to it any more."""
         while data := await stream.receive_some():
             self.unread += data
             self._take_frames()
@@ -238,6 +240,7 @@ class _Output:
                 self.heard(bytes(self.stdout))
             if len(self.stdout) + len(self.stderr) + len(self.unread) > MAX_OUTPUT:
                 raise CommandError(f"a command in the sandbox printed more than {MAX_OUTPUT} bytes")
+        sending.cancel()
 
     def _take_frames(self) -> None:
         start = 0

@@ -83,6 +83,17 @@ class DockerRuntime(CommandedRuntime):
                 self._notice(exc)
         return await self._without_shell.inspect(targets)
 
+    async def set_executable(self, targets: Sequence[str]) -> None:
+        """Make files executable."""
+        if self._lacks != "sh":
+            try:
+                await super().set_executable(targets)
+            except MissingProgramError as exc:
+                self._notice(exc)
+            else:
+                return
+        await self._without_shell.set_executable(targets)
+
     async def _send(self, parcel: Parcel, existing: Existing) -> Sent:
         if self._lacks is None:
             try:
