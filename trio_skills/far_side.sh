@@ -18,7 +18,8 @@
 #   end    the marker                                        old one: the next install finishes these
 #
 # The workspace's name says which process it belongs to, so that the next install here can tell one
-# that was killed: it puts back, or finishes, what that one had begun, and removes the rest.
+# that was killed: it puts back, or finishes, what that one had begun, and removes the rest. Installs
+# into one folder publish one after another: who does has the folder .trio-skills-lock there.
 nonce=$1 action=$2 base=$3 rel=$4
 shift 4
 unset CDPATH
@@ -65,10 +66,12 @@ enter() {
   IFS=/
   for part in $rel; do
     [ ! -h "$part" ] || stop D "a link is in the way, and links are not followed: $part"
-    if [ ! -d "$part" ]; then
-      reason=$(mkdir -- "./$part" 2>&1) || [ -d "$part" ] || stop D "$reason"
+    if ! cd -- "./$part" 2>/dev/null; then
+      # Another install may make it, or swap it, at the same time.
+      reason=$(mkdir -- "./$part" 2>&1) || [ -d "$part" ] || reason=$(mkdir -- "./$part" 2>&1) ||
+        stop D "$reason"
+      cd -- "./$part" 2>/dev/null || stop D "the folder cannot be entered: $part"
     fi
-    cd -- "./$part" 2>/dev/null || stop D "the folder cannot be entered: $part"
   done
   unset IFS
   set +f
@@ -104,6 +107,8 @@ know_myself() {
   workspace=.trio-skills@$host@$boot@$$@$began@$nonce
 }
 
+is_old() { [ -e "$1" ] && [ -n "$(find "$1" -prune -mmin +15 2>/dev/null)" ]; }
+
 is_abandoned() {
   [ ! -h "$1" ] && [ -d "$1" ] || return
   IFS=@
@@ -114,7 +119,7 @@ is_abandoned() {
   unset IFS
   if [ "$3" != "$host" ]; then
     # Another container's, of which the processes cannot be seen from here.
-    [ -n "$(find "$1" -prune -mmin +15 2>/dev/null)" ]
+    is_old "$1"
   elif [ "$4" != "$boot" ]; then
     :
   else
@@ -123,13 +128,13 @@ is_abandoned() {
   fi
 }
 
+# Finish or undo what installs had begun that were killed, and remove what they left.
 sweep() {
   for abandoned in ./.trio-skills@*@*@*@*@*; do
     is_abandoned "$abandoned" || continue
     for found in "$abandoned"/swap/* "$abandoned"/swap/.[!.]* "$abandoned"/swap/..?*; do
-      name=${found##*/}
-      if [ -d "$found" ] && [ -d "$abandoned/new/$name" ]; then
-        rm -rf -- "./$name" && mv -f -- "$abandoned/new/$name" ./
+      if [ -d "$found" ] && [ -d "$abandoned/new/${found##*/}" ]; then
+        rm -rf -- "./${found##*/}" && mv -f -- "$abandoned/new/${found##*/}" ./
       fi
     done
     for found in "$abandoned"/old/* "$abandoned"/old/.[!.]* "$abandoned"/old/..?*; do
@@ -138,22 +143,44 @@ sweep() {
       fi
     done
     rm -rf -- "$abandoned"
-  done 2>/dev/null
+  done
+  for found in ./.trio-skills-*.tar; do # whose, cannot be seen from here
+    ! is_old "$found" || rm -f -- "$found"
+  done
+} 2>/dev/null
+
+# Remove from folder $1 what writes of files left that were killed.
+sweep_files() {
+  for abandoned in "$1"/.trio-skills@*@*@*@*@*; do
+    [ -d "$abandoned/old" ] || ! is_abandoned "$abandoned" || rm -rf -- "$abandoned"
+  done
 }
 
+# make_workspace PATH...: make it, with these folders in it, and have it removed in the end.
 make_workspace() {
-  know_myself
-  sweep
-  for part; do
+  for path; do
     shift
-    set -- "$@" "$workspace/$part"
+    set -- "$@" "$workspace/$path"
   done
   reason=$(mkdir -- "$workspace" "$@" 2>&1) || stop D "$reason"
-  keep=
-  # shellcheck disable=SC2154  # `keep` is set where what is in it must not be lost
-  trap '[ "$keep" ] || rm -rf -- "./$workspace"' EXIT
+  keep='' locked=''
+  trap 'rm -rf -- $locked ${keep:-"./$workspace"}' EXIT
   trap 'exit 1' HUP INT TERM
   trap '' PIPE
+}
+
+# Wait until no other install publishes in this folder. Who holds the lock is named in it.
+lock() {
+  tries=0
+  until mv -f -- "$workspace/.trio-skills-lock" ./ 2>/dev/null; do
+    for holder in ./.trio-skills-lock/.trio-skills@*; do
+      ! is_abandoned "$holder" || mv -f -- ./.trio-skills-lock "$workspace/broken$tries"
+    done 2>/dev/null
+    tries=$((tries + 1))
+    [ "$tries" -lt 200 ] || stop T 'another install is at work in this folder'
+    sleep 0.05 2>/dev/null || sleep 1 2>/dev/null
+  done
+  locked=./.trio-skills-lock
 }
 
 # What is mounted beneath this folder, a line each; `?` where that cannot be known.
@@ -217,9 +244,7 @@ place_files() {
 
 # A file is renamed to its place there, too: copied into a folder beside it first.
 place_copies() {
-  for abandoned in "./$to"/.trio-skills@*@*@*@*@*; do
-    ! is_abandoned "$abandoned" || rm -rf -- "$abandoned"
-  done
+  sweep_files "./$to"
   beside=./$to/$workspace
   if ! reason=$(mkdir -- "$beside" 2>&1); then
     for file; do say F "$to/${file##*/}" "$reason"; done
@@ -313,7 +338,7 @@ swap() {
     code=0
   done
   if [ "$code" -eq 0 ]; then
-    is_there "./$2" || mv -f -- "$workspace/old/$2" ./ || keep=yes
+    is_there "./$2" || mv -f -- "$workspace/old/$2" ./ || keep=/nowhere
     say F "$2" "$reason"
     return
   fi
@@ -325,7 +350,7 @@ swap() {
   fi
   reason=$(mkdir -- "$workspace/swap/$2" 2>&1) || { say F "$2" "$reason" && return; }
   reason=$(rm -rf -- "./$2" 2>&1 && mv -f -- "$1" ./ 2>&1) && return
-  keep=yes
+  keep=/nowhere
   say F "$2" "$reason"
 }
 
@@ -378,7 +403,8 @@ write_many() {
   need mkdir mv rm
   [ "$archive" = - ] || need tar
   enter
-  make_workspace new old swap
+  know_myself
+  make_workspace new old swap .trio-skills-lock ".trio-skills-lock/$workspace"
   if [ "$archive" = - ]; then
     # Others unpack it there, and say so.
     say W "$(pwd -P)/$workspace" "$(owner)"
@@ -397,6 +423,8 @@ write_many() {
 
 commit() {
   trap '' HUP INT TERM
+  lock
+  sweep
   for dropped in "$workspace"/drop/* "$workspace"/drop/.[!.]* "$workspace"/drop/..?*; do
     [ ! -f "$dropped" ] || rm -rf -- "$workspace/new/${dropped##*/}"
   done
@@ -409,6 +437,8 @@ write() {
   need cat mkdir mv rm wc
   enter
   [ -h "./$name" ] || [ ! -d "./$name" ] || stop D 'a folder is in the way'
+  know_myself
+  sweep_files .
   make_workspace
   reason=$({ cat >"$workspace/$name"; } 2>&1) || stop T "$reason"
   arrived=$(($(wc -c <"$workspace/$name")))
@@ -432,6 +462,13 @@ for_each() {
     done
     [ $# -eq 1 ] || "$@"
   done
+}
+
+# Go to the folder without making it, and remember in $absent where that is not possible.
+look_from_base() {
+  absent=
+  go_to_base || absent=yes
+  [ -z "$absent" ] || ! is_there "$base" || stop T "the folder cannot be entered: $base"
 }
 
 # A letter for each path, then `sha256sum` once for all files: a process for each would take long.
@@ -459,6 +496,9 @@ inspect() {
 }
 
 make_executable() {
+  [ -z "$absent" ] || for path; do
+    [ "${path#/}" != "$path" ] || stop T "the folder is not there: $base"
+  done
   reason=$(chmod +x -- "$@" 2>&1) || stop T "$reason"
 }
 
@@ -521,14 +561,12 @@ run)
   ;;
 inspect)
   need sha256sum
-  absent=
-  go_to_base || absent=yes
-  [ -z "$absent" ] || ! is_there "$base" || stop T "the folder cannot be entered: $base"
+  look_from_base
   for_each inspect
   ;;
 make_executable)
   need chmod
-  enter
+  look_from_base
   for_each make_executable
   ;;
 hold)
