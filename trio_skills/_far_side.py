@@ -54,6 +54,8 @@ class Call:
 
     nonce: str
     """What its answer is recognised by."""
+    folder: str
+    """Where it works, to be shown."""
     argv: tuple[str, ...]
     """What is run in the sandbox."""
 
@@ -91,7 +93,8 @@ def _lost(result: RunResult) -> str:
 def call(action: str, base: str, rel: str, *arguments: str) -> Call:
     """Return the call of an action in the folder `rel` of `base`; see `far_side.sh`."""
     nonce = secrets.token_hex(8)
-    return Call(nonce, ("sh", "-c", PROGRAM, "sh", nonce, action, base, rel, *arguments))
+    folder = posixpath.join(base, rel) if rel else base
+    return Call(nonce, folder, ("sh", "-c", PROGRAM, "sh", nonce, action, base, rel, *arguments))
 
 
 def run(base: str, argv: Sequence[str], env: Mapping[str, str]) -> Call:
@@ -257,7 +260,7 @@ def read_reply(call: Call, result: RunResult) -> Reply:
             case "M":
                 raise MissingProgramError(text)
             case "D":
-                raise DestinationError([Problem("destination", path, reason)])
+                raise DestinationError([Problem("destination", call.folder, reason)])
             case "T":
                 raise CommandError(reason)
             case "F":

@@ -59,6 +59,7 @@ go_to_base() {
 # Go to the folder, making what is missing.
 enter() {
   if ! go_to_base; then
+    ! is_there "$base" || [ -d "$base" ] || stop D 'a file is in the way'
     reason=$(mkdir -p -- "$base" 2>&1) || stop D "$reason"
     cd -- "$base" 2>/dev/null || stop D "the folder cannot be entered: $base"
   fi
@@ -471,6 +472,30 @@ look_from_base() {
   [ -z "$absent" ] || ! is_there "$base" || stop T "the folder cannot be entered: $base"
 }
 
+# Where nothing can be executed, `[ -x` tells nothing of a file's mode.
+find_noexec() {
+  noexec='' here=$(pwd -P)
+  [ -r /proc/self/mountinfo ] || return 0
+  while read -r _ _ _ _ point options _; do
+    case $point,$options, in
+    /proc* | /sys* | /dev*) ;;
+    *,noexec,*) noexec=$noexec$point$newline ;;
+    esac
+  done </proc/self/mountinfo
+}
+
+is_executable() {
+  [ ! -x "$1" ] || return 0
+  full=$1
+  [ "${1#/}" != "$1" ] || full=${here%/}/${1#./}
+  IFS=$newline
+  for point in $noexec; do
+    case $full in "${point%/}"/*) break ;; *) point= ;; esac
+  done
+  unset IFS
+  [ "${noexec:+$point}" ] && [ -n "$(find "$1" -prune -perm -100 2>/dev/null)" ]
+}
+
 # A letter for each path, then `sha256sum` once for all files: a process for each would take long.
 # `for` walks the list as it was, while the body makes a new one of the files alone.
 inspect() {
@@ -481,7 +506,7 @@ inspect() {
     elif [ -h "$path" ]; then
       printf o
     elif [ -f "$path" ]; then
-      if [ -x "$path" ]; then printf x; else printf f; fi
+      if is_executable "$path"; then printf x; else printf f; fi
       set -- "$@" "$path"
     elif [ -d "$path" ]; then
       if [ -w "$path" ]; then printf d; else printf r; fi
@@ -562,6 +587,7 @@ run)
 inspect)
   need sha256sum
   look_from_base
+  find_noexec
   for_each inspect
   ;;
 make_executable)

@@ -172,9 +172,11 @@ class ArchiveWrites:
         for path, _ in uploads:
             below = [folder for folder in _folders_of(path) if known.get(folder) != "folder"]
             folders |= dict.fromkeys(posixpath.join(prefix, folder) for folder in below)
+        # With "./" before each name: an archive that began with `BZh` would be unpacked as one that
+        # is compressed.
         for folder in folders:
-            yield _tar.folder(folder, owner)
-        named = ((posixpath.join(prefix, path), upload) for path, upload in uploads)
+            yield _tar.folder(f"./{folder}", owner)
+        named = ((posixpath.join(".", prefix, path), upload) for path, upload in uploads)
         with closing(_tar.members(named, errors, owner)) as members:
             yield from members
         yield _tar.END
@@ -250,7 +252,7 @@ def _made_executable(file: IO[bytes]) -> Generator[bytes, None, None]:
         if member is None or content is None:
             raise CommandError("it is not a file")
         owner = (member.uid, member.gid)
-        yield _tar.header(member.name, member.size, executable=True, owner=owner)
+        yield _tar.header(f"./{member.name}", member.size, executable=True, owner=owner)
         while chunk := content.read(CHUNK):
             yield chunk
         yield _tar.padding(member.size) + _tar.END

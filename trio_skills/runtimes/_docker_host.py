@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 DEFAULT = "unix:///var/run/docker.sock"
 
@@ -61,11 +62,20 @@ def engine_url(host: str, environ: Mapping[str, str]) -> tuple[str, str | None]:
     scheme, separator, rest = host.partition("://")
     if separator and scheme == "unix" and rest.startswith("/"):
         return "http://docker", rest
-    if separator and scheme in ("tcp", "http") and rest.rstrip("/"):
+    instead = "use 'exec:docker exec -i CONTAINER' and an absolute --dest instead"
+    if separator and scheme in ("tcp", "http") and _is_host_and_port(rest):
         if environ.get("DOCKER_TLS_VERIFY") or environ.get("DOCKER_TLS"):
-            raise HostError("an engine behind TLS cannot be used; use exec:docker exec -i NAME")
+            raise HostError(f"an engine behind TLS is not supported: {instead} ({host})")
         return f"http://{rest.rstrip('/')}", None
     if separator and scheme == "ssh":
-        reason = "use exec:docker exec -i NAME, or an ssh tunnel to its socket"
-        raise HostError(f"an engine behind ssh cannot be used: {reason}")
-    raise HostError("its address is unix:///path/of/socket or tcp://host:port")
+        raise HostError(f"an engine behind ssh is not supported: {instead} ({host})")
+    reason = "an engine's address is unix:///path/of/socket or tcp://host:port"
+    raise HostError(f"{reason}; DOCKER_HOST, or the Docker context, is {host!r}")
+
+
+def _is_host_and_port(rest: str) -> bool:
+    try:
+        parts = urlsplit(f"//{rest}")
+        return bool(parts.hostname) and (parts.port or 1) > 0 and parts.path in ("", "/")
+    except ValueError:
+        return False

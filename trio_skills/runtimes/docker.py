@@ -175,7 +175,7 @@ async def open_docker(
             address = await in_thread(docker_host, os.environ)
         base_url, socket = engine_url(address, os.environ)
     except HostError as exc:
-        raise RuntimeOpenError(url, f"no Docker engine at {host or 'DOCKER_HOST'}: {exc}") from exc
+        raise RuntimeOpenError(url, str(exc)) from exc
     # No limit and no timeout of its own: the runtime's limit and the caller's scope say enough.
     transport = httpx2.AsyncHTTPTransport(uds=socket, limits=httpx2.Limits())
     async with httpx2.AsyncClient(
