@@ -59,6 +59,11 @@ class Call:
     argv: tuple[str, ...]
     """What is run in the sandbox."""
 
+    @property
+    def end(self) -> bytes:
+        """What the last line of a whole answer begins with, and the end of the line before it."""
+        return b"\n" + self.nonce.encode() + b" "
+
     def body(self, result: RunResult) -> bytes:
         """Return what was answered.
 
@@ -67,7 +72,7 @@ class Call:
         """
         mark = self.nonce.encode()
         _, begun, rest = result.stdout.partition(mark + b"\n")
-        body, ended, code = rest.rpartition(b"\n" + mark + b" ")
+        body, ended, code = rest.rpartition(self.end)
         if not begun and result.exit_code in (126, 127):
             raise MissingProgramError("sh")
         if not ended or not code.rstrip().isdigit():
@@ -164,6 +169,7 @@ class Parcel:
             folders = {above for path, _ in self.uploads for above in _with_folders(path)}
             for folder in sorted(folders - {path for path, _ in self.uploads}):
                 yield _tar.folder(f"new/{folder}", owner)
+        errors.clear()  # of a transfer that could not begin
         named = ((f"new/{path}", upload) for path, upload in self.uploads)
         with closing(_tar.members(named, errors, owner or _tar.NOBODY_IN_PARTICULAR)) as members:
             yield from members

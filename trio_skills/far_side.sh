@@ -31,11 +31,18 @@ say() { printf '%s\0%s\0%s\0' "$1" "$2" "$3"; }
 # D: nothing can be written there. T: this transfer failed. M: a program is missing.
 stop() {
   say "$1" '' "$2"
-  finish
+  end
+  cat >/dev/null 2>&1
+  exit 0
 }
 
+end() { printf '\n%s %s\n' "$nonce" "${1-0}"; }
+
+# What is not read of the input is read now: `podman exec` loses the answer of a command that ends
+# before that (4.3.1).
 finish() {
-  printf '\n%s %s\n' "$nonce" "${1-0}"
+  end
+  while read -r _; do :; done
   exit 0
 }
 
@@ -401,6 +408,8 @@ owner() {
 # write_many EXISTING folders|files [ARCHIVE]: standard input, or ARCHIVE, is a tar archive.
 write_many() {
   existing=$1 kind=$2 archive=${3-}
+  # What the input of a command is that another runtime runs, nobody knows.
+  [ -z "$archive" ] || [ "$archive" = - ] || exec </dev/null
   need mkdir mv rm
   [ "$archive" = - ] || need tar
   enter
@@ -537,7 +546,9 @@ leads_its_group() {
 
 kill_when_the_client_ends() {
   while read -r _; do :; done
-  kill -9 "$1"
+  for victim; do
+    kill -9 "$victim"
+  done
 }
 
 # run NUMBER NAME=VALUE... PROGRAM ARGUMENT...: standard input stays open as long as the client
@@ -559,18 +570,19 @@ run() {
     (exec "$@")
     code=$?
   else
-    group=
-    command -v setsid >/dev/null && group=- && set -- setsid "$@"
+    command -v setsid >/dev/null && set -- setsid "$@"
     (exec "$@") 3<&- &
     command=$!
-    kill_when_the_client_ends "$group$command" <&3 >/dev/null 2>&1 &
+    # Both: it may not have made its group yet.
+    kill_when_the_client_ends "$command" "-$command" <&3 >/dev/null 2>&1 &
     watcher=$!
     exec 3<&-
     wait $command
     code=$?
   fi
   kill -9 $watcher 2>/dev/null
-  finish $code
+  end $code
+  exit 0
 }
 
 printf '%s\n' "$nonce"
@@ -581,7 +593,7 @@ fi
 case $action in
 run)
   printf '%s\n' "$nonce" >&2
-  go_to_base || { mkdir -p -- "$base" && cd -- "$base"; } || finish 126
+  go_to_base || { mkdir -p -- "$base" && cd -- "$base"; } || { end 126 && exit 0; }
   run "$@"
   ;;
 inspect)
@@ -602,6 +614,7 @@ hold)
   while read -r _; do :; done
   exit
   ;;
+greet) IFS= read -r line && printf '%s' "$line" ;;
 *) "$action" "$@" ;;
 esac
 finish

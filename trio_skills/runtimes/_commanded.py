@@ -16,9 +16,11 @@ from trio_skills._far_side import Call, Parcel
 from trio_skills._runtime import Existing, FileState, PackedResult, RunResult, Traits
 from trio_skills._upload import Upload
 
-Payload = bytes | Generator[bytes, None, None] | AsyncGenerator[bytes, None] | None
-"""What a command's standard input is: all of it, or pieces, made in worker threads or not, and then
-its end. None: it stays open, and empty, as long as the command runs."""
+Pieces = Generator[bytes, None, None]
+
+Payload = bytes | Callable[[], Pieces] | AsyncGenerator[bytes, None] | None
+"""What a command's standard input is: all of it, or what yields it, in worker threads or not, and
+then its end. None: it stays open, and empty, as long as the command runs."""
 
 
 @attrs.frozen
@@ -74,8 +76,8 @@ class CommandedRuntime(ABC):
         """What it can bear, over all installs."""
 
     @abstractmethod
-    async def _execute(self, argv: Sequence[str], payload: Payload) -> RunResult:
-        """Run a command as it is. The shell that runs it has the nonce in its answer."""
+    async def _execute(self, call: Call, payload: Payload) -> RunResult:
+        """Run a command in the sandbox. When its answer is whole, nothing more needs to be sent."""
 
     async def write(self, target: str, data: bytes) -> None:
         """Write a whole file, making the folders above it, or raise."""
@@ -98,13 +100,13 @@ class CommandedRuntime(ABC):
         base, rel = _far_side.locate(self._path, parcel.folder)
         kind = "folders" if parcel.holds_folders else "files"
         call = _far_side.call("write_many", base, rel, existing, kind)
-        reply = await self._ask(call, parcel.archive(existing, errors))
+        reply = await self._ask(call, lambda: parcel.archive(existing, errors))
         return Sent(parcel.errors(reply, existing, errors), reply.in_place)
 
     async def inspect(self, targets: Sequence[str]) -> Mapping[str, FileState]:
         """Return the state of every target, by one command."""
         call = _far_side.call("inspect", _far_side.as_base(self._path), "")
-        result = await self._limited(call.argv, _far_side.listed(targets))
+        result = await self._limited(call, _far_side.listed(targets))
         return _far_side.read_states(targets, call, result)
 
     async def set_executable(self, targets: Sequence[str]) -> None:
@@ -121,16 +123,12 @@ class CommandedRuntime(ABC):
         **Cancellation:** kills the command and what it started, unless that left its session.
         """
         call = _far_side.run(_far_side.as_base(self._path), argv, env)
-        result = await self._limited(call.argv, None)
+        result = await self._limited(call, None)
         return RunResult(call.exit_code(result), call.body(result), call.stderr(result))
 
     async def _ask(self, call: Call, payload: Payload) -> _far_side.Reply:
-        return _far_side.read_reply(call, await self._limited(call.argv, payload))
+        return _far_side.read_reply(call, await self._limited(call, payload))
 
-    async def _limited(self, argv: Sequence[str], payload: Payload) -> RunResult:
-        try:
-            async with self._limiter:
-                return await self._execute(argv, payload)
-        finally:
-            if isinstance(payload, Generator):
-                payload.close()
+    async def _limited(self, call: Call, payload: Payload) -> RunResult:
+        async with self._limiter:
+            return await self._execute(call, payload)

@@ -77,11 +77,12 @@ class Engine:
         argv: Sequence[str],
         payload: Payload,
         user: str | None,
-        heard: Callable[[bytes], None] | None = None,
+        is_enough: Callable[[bytearray], bool],
     ) -> Ended:
         """Run a command in a container, with `payload` as its input.
 
-        `heard` is called with all of the standard output so far, when there is more.
+        `is_enough` is called with all of the standard output so far, when there is more, and tells
+        whether nothing more needs to be sent.
 
         **Cancellation:** closes its input, and waits `PATIENCE` seconds for its end.
         """
@@ -89,7 +90,7 @@ class Engine:
         command = {**options, "Cmd": list(argv), **({} if user is None else {"User": user})}
         created = await self._request("POST", f"/containers/{container}/exec", json=command)
         identifier = str(created.get("Id"))
-        output = _Output(heard)
+        output = _Output(is_enough)
         async with self._start(identifier) as stream:
             try:
                 with single_error():
@@ -226,7 +227,7 @@ class _Stream(trio.abc.SendStream):
 class _Output:
     """What a command prints, which comes in frames: a byte for the stream, and a length."""
 
-    heard: Callable[[bytes], None] | None
+    is_enough: Callable[[bytearray], bool]
     stdout: bytearray = attrs.Factory(bytearray)
     stderr: bytearray = attrs.Factory(bytearray)
     unread: bytearray = attrs.Factory(bytearray)
@@ -236,8 +237,8 @@ class _Output:
         while data := await stream.receive_some():
             self.unread += data
             self._take_frames()
-            if self.heard is not None:
-                self.heard(bytes(self.stdout))
+            if self.is_enough(self.stdout):
+                sending.cancel()
             if len(self.stdout) + len(self.stderr) + len(self.unread) > MAX_OUTPUT:
                 raise CommandError(f"a command in the sandbox printed more than {MAX_OUTPUT} bytes")
         sending.cancel()

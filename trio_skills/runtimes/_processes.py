@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 
 import trio
 
@@ -22,8 +22,8 @@ PATIENCE = 0.5
 """Seconds that a command which was cancelled has to clean up, before its process is killed."""
 
 
-async def converse(command: Sequence[str], payload: Payload) -> RunResult:
-    """Run a program to its end, with `payload` as its input.
+async def converse(command: Sequence[str], payload: Payload, mark: bytes) -> RunResult:
+    """Run a program to its end, with `payload` as its input, or until its output has `mark`.
 
     Raises `OSError` where it cannot be started. Exit codes are a shell's.
 
@@ -42,11 +42,12 @@ async def converse(command: Sequence[str], payload: Payload) -> RunResult:
     try:
         with single_error():
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(collect, process.stdout, output)
+                sending = trio.CancelScope()
+                nursery.start_soon(collect, process.stdout, output, mark, sending)
                 nursery.start_soon(collect, process.stderr, complaint)
                 if payload is not None:
                     # It may end before it has read everything: then its answer tells why.
-                    with suppress(trio.BrokenResourceError):
+                    with sending, suppress(trio.BrokenResourceError):
                         await send(payload, process.stdin)
                     await process.stdin.aclose()
         await process.wait()
@@ -86,18 +87,29 @@ async def send(payload: Payload, stream: trio.abc.SendStream) -> None:
         async for piece in payload:
             await stream.send_all(piece)
         return
-    while piece := await in_thread(next, payload, b""):
-        await stream.send_all(piece)
+    with closing(payload()) as pieces:
+        while piece := await in_thread(next, pieces, b""):
+            await stream.send_all(piece)
 
 
-async def collect(stream: trio.abc.ReceiveStream, chunks: list[bytes]) -> None:
-    """Receive until the end. Raises `CommandError` where that is more than `MAX_OUTPUT`."""
+async def collect(
+    stream: trio.abc.ReceiveStream,
+    chunks: list[bytes],
+    mark: bytes = b"",
+    sending: trio.CancelScope | None = None,
+) -> None:
+    """Receive until the end; with `mark`, `sending` is cancelled.
+
+    Raises `CommandError` where it is more than `MAX_OUTPUT`.
+    """
     size = 0
     async for chunk in stream:
         size += len(chunk)
         if size > MAX_OUTPUT:
             raise CommandError(f"a command in the sandbox printed more than {MAX_OUTPUT} bytes")
         chunks.append(bytes(chunk))
+        if sending is not None and mark in b"".join(chunks[-2:]):
+            sending.cancel()
 
 
 async def end(process: trio.Process) -> None:

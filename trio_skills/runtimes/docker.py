@@ -23,7 +23,7 @@ import trio
 
 from trio_skills import _far_side
 from trio_skills._errors import CommandError, RuntimeOpenError
-from trio_skills._far_side import MissingProgramError, Parcel
+from trio_skills._far_side import Call, MissingProgramError, Parcel
 from trio_skills._runtime import Existing, FileState, RunResult
 from trio_skills._tar import Owner
 from trio_skills._threads import in_thread
@@ -130,18 +130,23 @@ class DockerRuntime(CommandedRuntime):
             await trio.lowlevel.checkpoint()
 
         async with self._limiter, aclosing(fill()) as payload:
-            result = await self._execute(call.argv, payload, heard)
+            result = await self._execute(call, payload, heard)
         reply = _far_side.read_reply(call, result)
         return Sent(parcel.errors(reply, existing, errors), reply.in_place, round_trips=2)
 
     async def _execute(
         self,
-        argv: Sequence[str],
+        call: Call,
         payload: Payload,
         heard: Callable[[bytes], None] | None = None,
     ) -> RunResult:
-        ended = await self._engine.run(self._container, argv, payload, self._user, heard)
-        if ended.stdout.rstrip().rpartition(b"\n")[2].startswith(argv[4].encode()):
+        def listen(output: bytearray) -> bool:
+            if heard is not None:
+                heard(bytes(output[:10_000]))
+            return call.end in output[-100:]
+
+        ended = await self._engine.run(self._container, call.argv, payload, self._user, listen)
+        if call.end in ended.stdout[-100:]:
             return RunResult(0, ended.stdout, ended.stderr)  # its answer is whole, with its code
         code = await self._engine.exit_code(ended.identifier)
         if ended.stdout.startswith(b"OCI runtime exec failed"):

@@ -7,6 +7,7 @@ from typing import final
 
 from trio_skills import _far_side
 from trio_skills._errors import CommandError, RuntimeOpenError, describe
+from trio_skills._far_side import Call
 from trio_skills._runtime import RunResult
 from trio_skills.runtimes._commanded import CommandedRuntime, Payload
 from trio_skills.runtimes._processes import converse
@@ -45,17 +46,19 @@ class ExecRuntime(CommandedRuntime):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {' '.join(self._prefix)!r} {self._path!r}>"
 
-    async def _execute(self, argv: Sequence[str], payload: Payload) -> RunResult:
+    async def _execute(self, call: Call, payload: Payload) -> RunResult:
         try:
-            return await converse([*self._prefix, *argv], payload)
+            return await converse([*self._prefix, *call.argv], payload, call.end)
         except OSError as exc:
             raise CommandError(f"cannot run {self._prefix[0]}: {describe(exc)}") from exc
 
     async def greet(self) -> None:
-        """Raise `RuntimeOpenError` where no shell of the sandbox answers."""
-        call = _far_side.call("hold", ".", "", "")
+        """Raise `RuntimeOpenError` where no shell of the sandbox answers, or it is not heard."""
+        call = _far_side.call("greet", ".", "")
         try:
-            result = await self._execute(call.argv, b"")
-            call.body(result)
+            heard = call.body(await self._execute(call, b"hello\n"))
         except CommandError as exc:
             raise RuntimeOpenError(" ".join(self._prefix), str(exc)) from exc
+        if heard != b"hello":
+            reason = "it does not pass standard input on; it may need an option for that, as -i"
+            raise RuntimeOpenError(" ".join(self._prefix), reason)

@@ -16,11 +16,15 @@ import trio
 
 from trio_skills import _far_side
 from trio_skills._errors import CommandError, RuntimeOpenError
+from trio_skills._far_side import Call
 from trio_skills._printable import printable
 from trio_skills._runtime import RunResult
 from trio_skills._threads import in_thread
 from trio_skills.runtimes._commanded import CommandedRuntime, Payload
 from trio_skills.runtimes._processes import converse, end
+
+_ATTEMPTS = 50
+"""How often a command is sent, 0.1 s apart, that the server had no session for."""
 
 MAX_CHANNELS = 8
 """Commands at once over one connection: sshd's default `MaxSessions` is 10, and what is beyond it
@@ -41,8 +45,8 @@ _OPTIONS = (
 )
 
 _HINTS = {
+    "IDENTIFICATION HAS CHANGED": "its key is not the one that is known: another host may answer",
     "Host key verification failed": "connect once by hand to see and accept its key",
-    "REMOTE HOST IDENTIFICATION HAS CHANGED": "its key is not the one that is known",
     "Permission denied": "no key that it accepts is in the agent or the configuration",
 }
 
@@ -60,18 +64,22 @@ class SshRuntime(CommandedRuntime):
         self._connection = connection
         self._log = log
 
-    async def _execute(self, argv: Sequence[str], payload: Payload) -> RunResult:
-        if self._connection.poll() is None:
-            # A login shell reads it: this is the one place that quotes for a shell.
-            result = await converse([*self._prefix, shlex.join(argv)], payload)
-            if result.exit_code != 255:
-                return result
-        else:
+    async def _execute(self, call: Call, payload: Payload) -> RunResult:
+        result = RunResult(255)
+        for _ in range(_ATTEMPTS):
             await trio.lowlevel.checkpoint()
-            result = RunResult(255)
-        # 255 is `ssh`'s own, unless the command's: then its answer is whole.
-        if result.stdout.rstrip().endswith(b" 255"):
-            return result
+            if self._connection.poll() is not None:
+                break
+            # A login shell reads it: this is the one place that quotes for a shell.
+            command = [*self._prefix, shlex.join(call.argv)]
+            result = await converse(command, payload, call.end)
+            # 255 is `ssh`'s own, unless the command's: then its answer is whole.
+            if result.exit_code != 255 or call.end in result.stdout:
+                return result
+            # The server counts a session for a moment after it has ended. Nothing was run.
+            if b"open failed" not in result.stderr and b"refused by peer" not in result.stderr:
+                break
+            await trio.sleep(0.1)
         complaint = _last_lines(self._log) or result.stderr.decode("utf-8", "replace")
         raise CommandError(f"the ssh connection was lost: {_one_line(complaint)}")
 
@@ -179,4 +187,5 @@ def _last_lines(log: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    return printable(" ".join(text.split())[-500:])
+    words = " ".join(text.split())
+    return printable(words if len(words) < 500 else "… " + words[-500:].partition(" ")[2])
