@@ -22,7 +22,7 @@ lint: .venv/developing  ## Check style, types and the direction of imports
 	  $(BIN)/flake8-async --enable=ASYNC,ASYNC910,ASYNC911,ASYNC912,ASYNC913 {} +
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	if command -v shellcheck >/dev/null; then shellcheck trio_skills/far_side.sh; fi
+	if command -v shellcheck >/dev/null; then shellcheck trio_skills/*.sh; fi
 
 format: .venv/developing  ## Format the code
 	$(BIN)/ruff check --fix .

@@ -1,4 +1,4 @@
-"""`python -m bench core`: measure, and print a table."""
+"""`python -m bench GROUP`: measure, and print a table."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from cyclopts.validators import Number
 from rich.console import Console
 from rich.table import Table
 
-from bench import core
+from bench import core, sandboxes
 from bench.measure import Result, compare
 
-GROUPS = {"core": core.comparisons}
+GROUPS = {"core": core.comparisons, "sandboxes": sandboxes.comparisons}
 """What yields the comparisons of each group."""
 
 app = App(name="python -m bench", help="Measure trio-skills.", help_format="plaintext")
@@ -29,7 +29,7 @@ _FACTORS = {"ms": 1e3, "µs": 1e6, "MiB": 1.0}
 
 @app.default
 def bench(
-    group: Literal["core"] = "core",
+    group: Literal["core", "sandboxes"] = "core",
     /,
     *,
     rounds: Annotated[
@@ -76,18 +76,23 @@ def _show(results: Sequence[Result]) -> None:
     table.add_column("baseline is")
     for result in results:
         comparison = result.comparison
-        promise = "" if comparison.at_most is None else f"{comparison.at_most:g}"
+        promise = "" if comparison.at_most is None else _figure(comparison.at_most)
         table.add_row(
             comparison.name,
             _median(result.ours, comparison.unit),
             _median(result.baseline, comparison.unit),
-            f"{'+' * (comparison.unit == 'MiB')}{result.figure:.2f}",
-            f"{min(result.figures):.2f} to {max(result.figures):.2f}",
+            f"{'+' * (comparison.unit == 'MiB')}{_figure(result.figure)}",
+            f"{_figure(min(result.figures))} to {_figure(max(result.figures))}",
             promise,
             {True: "ok", False: "MISSED", None: ""}[result.kept],
             comparison.against,
         )
     Console(width=160, highlight=False).print(table)
+
+
+def _figure(figure: float) -> str:
+    # Where little is good, as 1 / 50, two decimals would not tell whether it was reached.
+    return f"{figure:.2f}" if abs(figure) >= 0.1 else f"{figure:.4f}"
 
 
 def _median(figures: Sequence[float], unit: str) -> str:

@@ -9,7 +9,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -18,6 +17,7 @@ from pathlib import Path
 import trio
 
 from bench.measure import Comparison
+from bench.workloads import make_skill, timed
 from trio_skills import (
     Event,
     Limits,
@@ -31,8 +31,6 @@ from trio_skills import (
 )
 
 _Work = Callable[[Plan, Path], object]
-
-SKILL_MD = b"---\nname: %s\ndescription: For measuring.\n---\n"
 
 
 @contextmanager
@@ -63,12 +61,6 @@ class _DoesNothing:
         return RunResult(0)
 
 
-def _timed(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
 def _install(plan: Plan) -> float:
     events: list[Event] = []
 
@@ -81,7 +73,7 @@ def _install(plan: Plan) -> float:
             on_event=events.append,
         )
 
-    seconds = _timed(lambda: trio.run(main))
+    seconds = timed(lambda: trio.run(main))
     assert len(events) == 2 * len(plan.uploads) + 1
     return seconds
 
@@ -104,7 +96,7 @@ def _bare_nursery(plan: Plan) -> float:
             for upload in plan.uploads:
                 nursery.start_soon(write, upload)
 
-    seconds = _timed(lambda: trio.run(main))
+    seconds = timed(lambda: trio.run(main))
     assert len(outcomes) == len(plan.uploads)
     return seconds
 
@@ -148,7 +140,7 @@ def _engine(small: int, large: int) -> Iterator[Comparison]:
 def _local(folder: Path, count: int) -> Iterator[Comparison]:
     @cache
     def from_files() -> Plan:
-        return plan_skills([_make_skill(folder / "source" / "skill", count, 4_096)])
+        return plan_skills([make_skill(folder / "source" / "skill", count, 4_096)])
 
     @cache
     def from_memory() -> Plan:
@@ -174,7 +166,7 @@ def _local(folder: Path, count: int) -> Iterator[Comparison]:
         plan = make_plan()
         root = Path(tempfile.mkdtemp(dir=folder))
         try:
-            seconds = _timed(lambda: work(plan, root))
+            seconds = timed(lambda: work(plan, root))
             there = sum(path.is_file() for path in root.rglob("*"))
             assert there == len(plan.uploads), f"{there} files, and no temporary one"
         finally:
@@ -199,7 +191,7 @@ def _content(upload: Upload) -> bytes:
 def _plan(folder: Path, count: int) -> Comparison:
     @cache
     def skills() -> list[Path]:
-        return [_make_skill(folder / "plan" / f"skill-{n}", count // 10, 4_096) for n in range(10)]
+        return [make_skill(folder / "plan" / f"skill-{n}", count // 10, 4_096) for n in range(10)]
 
     def walk(skills: list[Path]) -> None:
         for skill in skills:
@@ -210,14 +202,14 @@ def _plan(folder: Path, count: int) -> Comparison:
                     with open(path, "rb") as file:
                         file.read()
 
-    def timed(work: Callable[[list[Path]], object]) -> float:
+    def with_skills(work: Callable[[list[Path]], object]) -> float:
         made = skills()
-        return _timed(lambda: work(made))
+        return timed(lambda: work(made))
 
     return Comparison(
         "plan",
-        partial(timed, plan_skills),
-        partial(timed, walk),
+        partial(with_skills, plan_skills),
+        partial(with_skills, walk),
         f"os.walk with a stat and a read; {count:,} files",
         at_most=3.0,
     )
@@ -225,11 +217,11 @@ def _plan(folder: Path, count: int) -> Comparison:
 
 def _memory(folder: Path, mebibytes: int, sizes: Sequence[int]) -> Iterator[Comparison]:
     """Compare the peak of a process that installs with that of one that has nothing to install."""
-    nothing = _make_skill(folder / "nothing" / "nothing", 0, 0)
+    nothing = make_skill(folder / "nothing" / "nothing", 0, 0)
 
     @cache
     def skill(size: int) -> Path:
-        skill = _make_skill(folder / "memory" / f"files-of-{size}", 0, 0)
+        skill = make_skill(folder / "memory" / f"files-of-{size}", 0, 0)
         for number in range(mebibytes // size):
             with open(skill / f"{number}", "wb") as file:
                 file.truncate(size * 2**20)
@@ -256,13 +248,3 @@ def _memory(folder: Path, mebibytes: int, sizes: Sequence[int]) -> Iterator[Comp
             unit="MiB",
             at_most=128.0,
         )
-
-
-def _make_skill(folder: Path, count: int, size: int) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "SKILL.md").write_bytes(SKILL_MD % folder.name.encode())
-    for number in range(count):
-        path = folder / f"d{number % 10}" / f"f{number}"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(os.urandom(size))
-    return folder

@@ -3,11 +3,21 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.corpus import collections
+from tests.services import (
+    Engine,
+    Podman,
+    SshServer,
+    Unavailable,
+    docker_engine,
+    podman_engine,
+    ssh_server,
+)
 
 
 def unavailable(what: str, reason: str) -> None:
@@ -25,6 +35,42 @@ def corpus() -> dict[str, Path]:
     except FileNotFoundError as exc:
         unavailable("corpus", str(exc))
         raise
+
+
+@pytest.fixture(scope="session")
+def docker() -> Iterator[Engine]:
+    """A Docker engine of our own."""
+    with ExitStack() as stack:
+        try:
+            engine = stack.enter_context(docker_engine())
+        except Unavailable as exc:
+            unavailable("docker", str(exc))
+            raise
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def ssh() -> Iterator[SshServer]:
+    """An ssh server of our own."""
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(ssh_server())
+        except Unavailable as exc:
+            unavailable("ssh", str(exc))
+            raise
+        yield server
+
+
+@pytest.fixture(scope="session")
+def podman() -> Iterator[Podman]:
+    """Podman with storage of its own."""
+    with ExitStack() as stack:
+        try:
+            engine = stack.enter_context(podman_engine())
+        except Unavailable as exc:
+            unavailable("podman", str(exc))
+            raise
+        yield engine
 
 
 @pytest.fixture

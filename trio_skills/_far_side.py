@@ -29,10 +29,17 @@ def _without_comments(text: str) -> str:
     return "\n".join(line for line in lines if line and not line.startswith("#"))
 
 
-PROGRAM = _without_comments((files("trio_skills") / "far_side.sh").read_text("utf-8"))
+def _program(name: str) -> str:
+    return _without_comments((files("trio_skills") / name).read_text("utf-8"))
+
+
+PROGRAM = _program("far_side.sh")
+RUN_PROGRAM = _program("far_side_run.sh")
 
 _LISTED_AT_ONCE = 100
 """As many as `for_each` in the program takes at a time."""
+
+_CODE = re.compile(rb"\d+\n")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -73,26 +80,38 @@ class Call:
         mark = self.nonce.encode()
         _, begun, rest = result.stdout.partition(mark + b"\n")
         body, ended, code = rest.rpartition(self.end)
-        if not begun and result.exit_code in (126, 127):
+        if not begun and _has_no_shell(result):
             raise MissingProgramError("sh")
-        if not ended or not code.rstrip().isdigit():
-            raise CommandError(_lost(result))
-        return body
+        if not ended or not _CODE.match(code):
+            raise CommandError(self._lost(result))
+        # What a command left running may print later than its end.
+        return body + _CODE.sub(b"", code, count=1)
 
     def exit_code(self, result: RunResult) -> int:
         """Return the exit code of the command that was run."""
         self.body(result)
-        return int(result.stdout.rpartition(b" ")[2])
+        return int(result.stdout.rpartition(self.end)[2].split(b"\n")[0])
 
     def stderr(self, result: RunResult) -> bytes:
         """Return the standard error of the command that was run."""
         return result.stderr.partition(self.nonce.encode() + b"\n")[2]
 
+    def _lost(self, result: RunResult) -> str:
+        # What a command that was run itself printed is nobody's business.
+        complaint = result.stderr.partition(self.nonce.encode())[0].decode("utf-8", "replace")
+        ended = f"exit code {result.exit_code}"
+        text = f"the connection, or the command in the sandbox, ended early ({ended})"
+        return f"{text}: {printable(' '.join(complaint.split())[:500])}".removesuffix(": ")
 
-def _lost(result: RunResult) -> str:
-    complaint = printable(" ".join(result.stderr.decode("utf-8", "replace").split())[:500])
-    ended = f"exit code {result.exit_code}"
-    return f"the connection, or the command in the sandbox, ended early ({ended}): {complaint}"
+
+def _has_no_shell(result: RunResult) -> bool:
+    """Whether a container engine says, in its own words, that there is no `sh`."""
+    complaint = result.stderr.lower()
+    names_it = any(
+        name in complaint for name in (b'"sh"', b"'sh'", b"`sh`", b"\xe2\x80\x98sh\xe2\x80\x99")
+    )
+    says_so = any(words in complaint for words in (b"not found", b"no such file"))
+    return result.exit_code in (126, 127) and names_it and says_so
 
 
 def call(action: str, base: str, rel: str, *arguments: str) -> Call:
@@ -104,8 +123,8 @@ def call(action: str, base: str, rel: str, *arguments: str) -> Call:
 
 def run(base: str, argv: Sequence[str], env: Mapping[str, str]) -> Call:
     """Return the call that runs a command. Raises `ValueError` where it, or `env`, cannot be."""
-    if not argv or argv[0].startswith("-"):
-        raise ValueError("a command has a program, and its name does not begin with '-'")
+    if not argv or argv[0].startswith("-") or "=" in argv[0]:
+        raise ValueError("a command has a program, whose name has no '=' and no '-' at its front")
     for name in env:
         if not _NAME.fullmatch(name):
             raise ValueError(f"no name of an environment variable: {name!r}")
@@ -113,7 +132,9 @@ def run(base: str, argv: Sequence[str], env: Mapping[str, str]) -> Call:
         if "\0" in text:
             raise ValueError("an argument cannot hold NUL")
     pairs = [f"{name}={value}" for name, value in env.items()]
-    return call("run", base, "", str(len(pairs)), *pairs, *argv)
+    nonce = secrets.token_hex(8)
+    arguments = (nonce, base, str(len(pairs)), *pairs, *argv)
+    return Call(nonce, base, ("sh", "-c", RUN_PROGRAM, "sh", *arguments))
 
 
 def locate(path: str, folder: str) -> tuple[str, str]:
@@ -260,6 +281,8 @@ def read_reply(call: Call, result: RunResult) -> Reply:
     failed = {}
     in_place = []
     fields = body.decode("utf-8", "surrogateescape").split("\0")
+    if len(fields) % 3 != 1 or fields[-1]:
+        raise CommandError("the sandbox gave an answer that makes no sense")
     for kind, path, text in zip(fields[::3], fields[1::3], fields[2::3], strict=False):
         reason = printable(" ".join(text.split())[:500]) or "no reason was given"
         match kind:
@@ -272,7 +295,7 @@ def read_reply(call: Call, result: RunResult) -> Reply:
             case "F":
                 failed[path.removeprefix("./")] = reason
             case "P":
-                in_place.append(path)
+                in_place.append(printable(path))
             case "W":
                 pass  # it was for whoever unpacks the archive
             case _:

@@ -13,16 +13,17 @@
 # A packed write is made whole in a workspace, a hidden folder beside the skill folders, and then
 # renamed. Nothing is renamed unless the archive's last member, `end`, arrived:
 #
-#   new/   what the archive holds for this place     old/    what is being replaced
-#   drop/  names in new/ that must not be published  swap/   names of which old/ could not take the
-#   end    the marker                                        old one: the next install finishes these
+#   new/   what the archive holds for this place     old/   what is being replaced
+#   drop/  names in new/ that must not be published  swap/  names of what could not be moved there,
+#   end    the marker                                       and is being removed: to be finished
+#                                                    gone/  names of what was removed: to be put there
 #
 # The workspace's name says which process it belongs to, so that the next install here can tell one
 # that was killed: it puts back, or finishes, what that one had begun, and removes the rest. Installs
 # into one folder publish one after another: who does has the folder .trio-skills-lock there.
 nonce=$1 action=$2 base=$3 rel=$4
 shift 4
-unset CDPATH
+unset CDPATH TAR_OPTIONS
 newline='
 '
 
@@ -36,7 +37,7 @@ stop() {
   exit 0
 }
 
-end() { printf '\n%s %s\n' "$nonce" "${1-0}"; }
+end() { printf '\n%s 0\n' "$nonce"; }
 
 # What is not read of the input is read now: `podman exec` loses the answer of a command that ends
 # before that (4.3.1).
@@ -57,8 +58,10 @@ is_there() { [ -e "$1" ] || [ -h "$1" ]; }
 go_to_base() {
   # shellcheck disable=SC2088  # the one that arrived as an argument
   case $base in
-  '~') base=$HOME ;;
-  '~/'*) base=$HOME/${base#??} ;;
+  '~' | '~/'*)
+    [ "${HOME-}" ] || stop D 'HOME is not set there'
+    base=$HOME${base#?}
+    ;;
   esac
   cd -- "$base" 2>/dev/null || return
 }
@@ -111,38 +114,60 @@ know_myself() {
   { read -r boot </proc/sys/kernel/random/boot_id; } 2>/dev/null
   boot=${boot%%-*}
   { read -r host </proc/sys/kernel/hostname; } 2>/dev/null
+  # Containers that share a folder may share a name; their first processes began at other times.
+  when_began 1
+  host=$host+$began
   when_began $$
   workspace=.trio-skills@$host@$boot@$$@$began@$nonce
 }
 
-is_old() { [ -e "$1" ] && [ -n "$(find "$1" -prune -mmin +15 2>/dev/null)" ]; }
+is_old() { [ -e "$1" ] && [ -n "$(find "$1" -prune -mmin "+$2" 2>/dev/null)" ]; }
 
+# Whether the process is gone that a workspace, or the holder of a lock, is named after. Another
+# container's cannot be seen: that is believed to be gone after $2 minutes.
 is_abandoned() {
   [ ! -h "$1" ] && [ -d "$1" ] || return
   IFS=@
   set -f
   # shellcheck disable=SC2295,SC2086  # split into fields
-  set -- "$1" ${1##*/}
+  set -- "$1" "$2" ${1##*/}
   set +f
   unset IFS
-  if [ "$3" != "$host" ]; then
-    # Another container's, of which the processes cannot be seen from here.
-    is_old "$1"
-  elif [ "$4" != "$boot" ]; then
+  if [ "$4" != "$host" ]; then
+    is_old "$1" "$2"
+  elif [ "$5" != "$boot" ]; then
     :
   else
-    when_began "$5"
-    [ "$began" != "$6" ]
+    when_began "$6"
+    [ "$began" != "$7" ]
   fi
+}
+
+A_DAY=1440
+
+# Remove folders, also those in which their owner has forbidden it. Others may still fill them.
+remove() {
+  for _ in 1 2 3 4 5 6 7 8 9 10; do
+    rm -rf -- "$@" 2>/dev/null && return
+    chmod -R u+rwx -- "$@" 2>/dev/null
+    rm -rf -- "$@" 2>/dev/null && return
+    sleep 0.1 2>/dev/null
+  done
+  false
 }
 
 # Finish or undo what installs had begun that were killed, and remove what they left.
 sweep() {
   for abandoned in ./.trio-skills@*@*@*@*@*; do
-    is_abandoned "$abandoned" || continue
+    is_abandoned "$abandoned" "$A_DAY" || continue
     for found in "$abandoned"/swap/* "$abandoned"/swap/.[!.]* "$abandoned"/swap/..?*; do
       if [ -d "$found" ] && [ -d "$abandoned/new/${found##*/}" ]; then
-        rm -rf -- "./${found##*/}" && mv -f -- "$abandoned/new/${found##*/}" ./
+        remove "./${found##*/}" && mv -f -- "$abandoned/new/${found##*/}" ./
+      fi
+    done
+    for found in "$abandoned"/gone/* "$abandoned"/gone/.[!.]* "$abandoned"/gone/..?*; do
+      if [ -d "$found" ] && ! is_there "./${found##*/}"; then
+        mv -f -- "$abandoned/new/${found##*/}" ./
       fi
     done
     for found in "$abandoned"/old/* "$abandoned"/old/.[!.]* "$abandoned"/old/..?*; do
@@ -150,17 +175,17 @@ sweep() {
         mv -f -- "$found" ./ || continue 2
       fi
     done
-    rm -rf -- "$abandoned"
+    remove "$abandoned"
   done
   for found in ./.trio-skills-*.tar; do # whose, cannot be seen from here
-    ! is_old "$found" || rm -f -- "$found"
+    ! is_old "$found" "$A_DAY" || rm -f -- "$found"
   done
 } 2>/dev/null
 
 # Remove from folder $1 what writes of files left that were killed.
 sweep_files() {
   for abandoned in "$1"/.trio-skills@*@*@*@*@*; do
-    [ -d "$abandoned/old" ] || ! is_abandoned "$abandoned" || rm -rf -- "$abandoned"
+    [ -d "$abandoned/old" ] || ! is_abandoned "$abandoned" "$A_DAY" || remove "$abandoned"
   done
 }
 
@@ -172,18 +197,23 @@ make_workspace() {
   done
   reason=$(mkdir -- "$workspace" "$@" 2>&1) || stop D "$reason"
   keep='' locked=''
-  trap 'rm -rf -- $locked ${keep:-"./$workspace"}' EXIT
+  trap 'remove $locked ${keep:-"./$workspace"}' EXIT
   trap 'exit 1' HUP INT TERM
   trap '' PIPE
 }
 
 # Wait until no other install publishes in this folder. Who holds the lock is named in it.
 lock() {
-  tries=0
+  tries=0 before=
+  # Made now, so that its time tells others how long it has been held.
+  reason=$(mkdir -- "$workspace/.trio-skills-lock" "$workspace/.trio-skills-lock/$workspace" 2>&1) ||
+    stop T "$reason"
   until mv -f -- "$workspace/.trio-skills-lock" ./ 2>/dev/null; do
     for holder in ./.trio-skills-lock/.trio-skills@*; do
-      ! is_abandoned "$holder" || mv -f -- ./.trio-skills-lock "$workspace/broken$tries"
+      ! is_abandoned "$holder" 5 || mv -f -- ./.trio-skills-lock "$workspace/broken$tries"
     done 2>/dev/null
+    [ "$holder" = "$before" ] || tries=0
+    before=$holder
     tries=$((tries + 1))
     [ "$tries" -lt 200 ] || stop T 'another install is at work in this folder'
     sleep 0.05 2>/dev/null || sleep 1 2>/dev/null
@@ -191,26 +221,60 @@ lock() {
   locked=./.trio-skills-lock
 }
 
+# Nothing that was moved by others may be taken for something that was put in its place.
+still_mine() {
+  [ -d "$locked/$workspace" ] && [ -f "$workspace/end" ] ||
+    stop T 'another process has removed what this install was about to publish'
+}
+
 # What is mounted beneath this folder, a line each; `?` where that cannot be known.
 find_mounts() {
   mounts=
   here=$(pwd -P)
-  here=${here%/}
-  case $here in
-  *[!A-Za-z0-9_./@:+,=-]*) mounts='?' && return ;; # it is written another way there
-  esac
+  escape "${here%/}"
+  here=$escaped
   [ -r /proc/self/mountinfo ] || { mounts='?' && return; }
   while read -r _ _ _ _ point _; do
     case $point in
-    "$here"/*\\*) mounts='?' && return ;;
     "$here"/*) mounts=$mounts${point#"$here"/}$newline ;;
     esac
   done </proc/self/mountinfo
 }
 
-is_mount() { case $newline$mounts in *"$newline$1$newline"*) ;; *) false ;; esac }
+# A path as it is written there.
+escape() {
+  escaped='' path=$1
+  while :; do
+    case $path in
+    *[\\\ \	"$newline"]*) ;;
+    *) escaped=$escaped$path && return ;;
+    esac
+    before=${path%%[\\\ \	"$newline"]*}
+    path=${path#"$before"}
+    case $path in
+    ' '*) escaped=$escaped$before'\040' ;;
+    '	'*) escaped=$escaped$before'\011' ;;
+    \\*) escaped=$escaped$before'\134' ;;
+    *) escaped=$escaped$before'\012' ;;
+    esac
+    path=${path#?}
+  done
+}
 
-holds_mount() { case $newline$mounts in *"$newline$1/"*) ;; *) is_mount "$1" ;; esac }
+is_mount() {
+  [ "$mounts" ] && [ "$mounts" != '?' ] || return
+  escape "$1"
+  case $newline$mounts in *"$newline$escaped$newline"*) ;; *) false ;; esac
+}
+
+# Whether something is, or may be, mounted there or beneath it.
+holds_mount() {
+  [ "$mounts" != '?' ] || return 0
+  is_mount "$1" && return
+  [ "$mounts" ] || return
+  escape "$1"
+  case $newline$mounts in *"$newline$escaped/"*) ;; *) false ;; esac
+}
 
 # Whether it is, or may be, in another file system than this folder.
 crosses() {
@@ -225,6 +289,8 @@ crosses() {
   done
 }
 
+AT_ONCE=200
+
 # Move the files, not the folders, of folder $1 into folder $2.
 place_files() {
   from=$1 to=$2
@@ -237,8 +303,16 @@ place_files() {
     else
       set -- "$@" "$file"
     fi
+    # Each `set` copies the list, and an argument list must not become too long.
+    if [ $# -ge "$AT_ONCE" ]; then
+      place_these "$@"
+      set --
+    fi
   done
-  [ $# -gt 0 ] || return 0
+  [ $# -eq 0 ] || place_these "$@"
+}
+
+place_these() {
   if crosses "$to"; then
     place_copies "$@"
     return
@@ -320,7 +394,7 @@ is_removable() {
 # So no file may be written here.
 move_aside() {
   is_there "./$1" || return 0
-  rm -rf -- "$workspace/old/${1:?}"
+  remove "$workspace/old/${1:?}"
   reason=$(
     # shellcheck disable=SC3045  # where there is no -c, a dump is harmless
     ulimit -c 0 2>/dev/null
@@ -350,14 +424,16 @@ swap() {
     say F "$2" "$reason"
     return
   fi
-  rm -rf -- "$workspace/old/${2:?}"
+  remove "$workspace/old/${2:?}"
   # 153: ended by SIGXFSZ, so it was copying.
   if [ "$code" -ne 153 ] || [ ! -d "./$2" ] || ! is_removable "./$2"; then
     say F "$2" "${reason:-it cannot be moved aside}"
     return
   fi
   reason=$(mkdir -- "$workspace/swap/$2" 2>&1) || { say F "$2" "$reason" && return; }
-  reason=$(rm -rf -- "./$2" 2>&1 && mv -f -- "$1" ./ 2>&1) && return
+  reason=$(
+    remove "./$2" && mv -f -- "$workspace/swap/$2" "$workspace/gone/" 2>&1 && mv -f -- "$1" ./ 2>&1
+  ) && return
   keep=/nowhere
   say F "$2" "$reason"
 }
@@ -380,6 +456,10 @@ publish_folders() {
   set --
   for staged in "$workspace"/new/* "$workspace"/new/.[!.]* "$workspace"/new/..?*; do
     [ ! -d "$staged" ] || is_there "./${staged##*/}" || set -- "$@" "$staged"
+    if [ $# -ge "$AT_ONCE" ]; then
+      mv -f -- "$@" ./ 2>/dev/null
+      set --
+    fi
   done
   # All at once, since a process for each takes longer; what this leaves is looked at one by one.
   [ $# -eq 0 ] || mv -f -- "$@" ./ 2>/dev/null
@@ -414,7 +494,7 @@ write_many() {
   [ "$archive" = - ] || need tar
   enter
   know_myself
-  make_workspace new old swap .trio-skills-lock ".trio-skills-lock/$workspace"
+  make_workspace new old swap gone
   if [ "$archive" = - ]; then
     # Others unpack it there, and say so.
     say W "$(pwd -P)/$workspace" "$(owner)"
@@ -439,6 +519,7 @@ commit() {
     [ ! -f "$dropped" ] || rm -rf -- "$workspace/new/${dropped##*/}"
   done
   "publish_$kind"
+  still_mine
 }
 
 # write NAME LENGTH: standard input is the file.
@@ -536,66 +617,10 @@ make_executable() {
   reason=$(chmod +x -- "$@" 2>&1) || stop T "$reason"
 }
 
-# Whether its process group is this shell with what it starts, and nobody else.
-leads_its_group() {
-  { read -r stat <"/proc/$$/stat"; } 2>/dev/null || return 1
-  # shellcheck disable=SC2086  # split into fields
-  set -- ${stat##*) }
-  [ "$3" = $$ ]
-}
-
-kill_when_the_client_ends() {
-  while read -r _; do :; done
-  for victim; do
-    kill -9 "$victim"
-  done
-}
-
-# run NUMBER NAME=VALUE... PROGRAM ARGUMENT...: standard input stays open as long as the client
-# lives, and when it ends, whatever was started here is killed.
-run() {
-  count=$1
-  shift
-  while [ "$count" -gt 0 ]; do
-    # shellcheck disable=SC2163  # a name with its value
-    export "$1"
-    shift
-    count=$((count - 1))
-  done
-  exec 3<&0 </dev/null
-  if leads_its_group; then
-    kill_when_the_client_ends 0 <&3 >/dev/null 2>&1 &
-    watcher=$!
-    exec 3<&-
-    (exec "$@")
-    code=$?
-  else
-    command -v setsid >/dev/null && set -- setsid "$@"
-    (exec "$@") 3<&- &
-    command=$!
-    # Both: it may not have made its group yet.
-    kill_when_the_client_ends "$command" "-$command" <&3 >/dev/null 2>&1 &
-    watcher=$!
-    exec 3<&-
-    wait $command
-    code=$?
-  fi
-  kill -9 $watcher 2>/dev/null
-  end $code
-  exit 0
-}
-
 printf '%s\n' "$nonce"
-if [ "$action" != run ]; then
-  LC_ALL=C
-  export LC_ALL
-fi
+LC_ALL=C
+export LC_ALL
 case $action in
-run)
-  printf '%s\n' "$nonce" >&2
-  go_to_base || { mkdir -p -- "$base" && cd -- "$base"; } || { end 126 && exit 0; }
-  run "$@"
-  ;;
 inspect)
   need sha256sum
   look_from_base

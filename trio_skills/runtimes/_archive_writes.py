@@ -29,7 +29,12 @@ from trio_skills.runtimes._commanded import Sent
 from trio_skills.runtimes._engine import Engine, EngineError, Json
 
 _MISSING = FileState("missing")
-_FOLDER = FileState("folder")
+_KINDS = {
+    "missing": _MISSING,
+    "folder": FileState("folder"),
+    "link": FileState("other"),
+    "other": FileState("other"),
+}
 
 
 @attrs.define
@@ -182,6 +187,9 @@ class ArchiveWrites:
         yield _tar.END
 
     async def _state(self, path: str) -> FileState:
+        kind = await self.engine.kind(self.container, path)
+        if kind != "file":
+            return _KINDS[kind]
         file = await self._fetch(path)
         return _MISSING if file is None else await in_thread(_read_state, file)
 
@@ -232,11 +240,7 @@ def _refused(parcel: Parcel, known: Mapping[str, str], existing: Existing) -> di
 def _read_state(file: IO[bytes]) -> FileState:
     with file, tarfile.open(fileobj=file, mode="r:") as archive:
         member = archive.next()
-        if member is None:
-            return _MISSING
-        if member.isdir():
-            return _FOLDER
-        if not member.isreg():
+        if member is None or not member.isreg():
             return FileState("other")
         content = archive.extractfile(member)
         sha256 = hashlib.sha256()

@@ -163,7 +163,7 @@ class Engine:
     async def _request(self, method: str, path: str, **options: Any) -> Json:  # Any: httpx2's
         with _as_ours():
             response = await self._client.request(method, path, **options)
-            if response.is_error:
+            if not response.is_success:
                 _refuse(response)
             loaded = json.loads(response.content) if response.content else {}
         if not isinstance(loaded, dict):
@@ -182,7 +182,8 @@ class Engine:
         try:
             if response.status_code != 101:
                 with _as_ours():
-                    await response.aread()
+                    if response.is_error:  # else there may be no end of it
+                        await response.aread()
                     _refuse(response)
             yield _Stream(response.extensions["network_stream"])
         finally:
@@ -259,7 +260,9 @@ class _Output:
 def _refuse(response: httpx2.Response) -> NoReturn:
     try:
         message = json.loads(response.content)["message"]
-    except (ValueError, KeyError, TypeError):
+    except httpx2.ResponseNotRead:
+        message = f"it answered with status {response.status_code} where it has to upgrade"
+    except (ValueError, KeyError, TypeError, RecursionError):
         message = response.text[:500]
     reason = printable(" ".join(str(message).split())) or f"status {response.status_code}"
     raise EngineError(response.status_code, reason)
@@ -270,5 +273,5 @@ def _as_ours() -> Iterator[None]:
     """Turn the HTTP client's errors into ours."""
     try:
         yield
-    except (httpx2.HTTPError, httpcore2.NetworkError, ValueError) as exc:
+    except (httpx2.HTTPError, httpcore2.NetworkError, ValueError, RecursionError) as exc:
         raise CommandError(f"the Docker engine cannot be reached: {describe(exc)}") from exc

@@ -10,7 +10,8 @@ from contextlib import closing, contextmanager, suppress
 
 import trio
 
-from trio_skills._errors import CommandError
+from trio_skills._errors import CommandError, describe
+from trio_skills._printable import printable
 from trio_skills._runtime import RunResult
 from trio_skills._threads import in_thread
 from trio_skills.runtimes._commanded import Payload
@@ -25,17 +26,20 @@ PATIENCE = 0.5
 async def converse(command: Sequence[str], payload: Payload, mark: bytes) -> RunResult:
     """Run a program to its end, with `payload` as its input, or until its output has `mark`.
 
-    Raises `OSError` where it cannot be started. Exit codes are a shell's.
+    Raises `CommandError` where it cannot be started. Exit codes are a shell's.
 
     **Cancellation:** closes its input, waits `PATIENCE` seconds for it, then kills it.
     """
-    process = await trio.lowlevel.open_process(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    try:
+        process = await trio.lowlevel.open_process(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as exc:
+        raise CommandError(f"cannot run {printable(command[0])}: {describe(exc)}") from exc
     assert process.stdin and process.stdout and process.stderr  # noqa: S101, PT018  # pipes
     output: list[bytes] = []
     complaint: list[bytes] = []

@@ -105,7 +105,10 @@ class DockerRuntime(CommandedRuntime):
         return await self._without_shell.send(parcel, existing)
 
     def _notice(self, missing: MissingProgramError) -> None:
-        self._lacks = "tar" if missing.program == "tar" else "sh"
+        """Remember what the image has not; raise where that is no reason to do without a shell."""
+        if missing.program not in ("sh", "tar"):
+            raise missing
+        self._lacks = missing.program
 
     async def _send_by_engine(self, parcel: Parcel, existing: Existing) -> Sent:
         """Let the engine unpack what a shell in the container then publishes."""
@@ -195,12 +198,18 @@ async def open_docker(
             reason = f"{exc}; is one running at {address}, and may you use it?"
             raise RuntimeOpenError(url, reason) from exc
         _refuse_state(url, found)
-        without_shell = ArchiveWrites.into(engine, found, path, user)
-        yield DockerRuntime(engine, str(found["Id"]), path, user, without_shell)
+        try:
+            without_shell = ArchiveWrites.into(engine, found, path, user)
+        except (KeyError, TypeError, AttributeError) as exc:
+            reason = f"what answers at {address} is no Docker engine"
+            raise RuntimeOpenError(url, reason) from exc
+        yield DockerRuntime(engine, without_shell.container, path, user, without_shell)
 
 
 def _refuse_state(url: str, found: Json) -> None:
-    state = found.get("State") or {}
+    state = found.get("State")
+    if not isinstance(state, dict):
+        raise RuntimeOpenError(url, "what answers is no Docker engine")
     if state.get("Paused"):
         raise RuntimeOpenError(url, "the container is paused: docker unpause it first")
     if not state.get("Running"):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import final
 
 from trio_skills import _far_side
-from trio_skills._errors import CommandError, RuntimeOpenError, describe
+from trio_skills._errors import CommandError, RuntimeOpenError
 from trio_skills._far_side import Call
 from trio_skills._runtime import RunResult
 from trio_skills.runtimes._commanded import CommandedRuntime, Payload
@@ -47,10 +47,7 @@ class ExecRuntime(CommandedRuntime):
         return f"<{type(self).__name__} {' '.join(self._prefix)!r} {self._path!r}>"
 
     async def _execute(self, call: Call, payload: Payload) -> RunResult:
-        try:
-            return await converse([*self._prefix, *call.argv], payload, call.end)
-        except OSError as exc:
-            raise CommandError(f"cannot run {self._prefix[0]}: {describe(exc)}") from exc
+        return await converse([*self._prefix, *call.argv], payload, call.end)
 
     async def greet(self) -> None:
         """Raise `RuntimeOpenError` where no shell of the sandbox answers, or it is not heard."""

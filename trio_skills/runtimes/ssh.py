@@ -23,6 +23,9 @@ from trio_skills._threads import in_thread
 from trio_skills.runtimes._commanded import CommandedRuntime, Payload
 from trio_skills.runtimes._processes import converse, end
 
+_MAX_GREETING = 2**16
+"""Bytes that a login may print before a command runs."""
+
 _ATTEMPTS = 50
 """How often a command is sent, 0.1 s apart, that the server had no session for."""
 
@@ -126,7 +129,8 @@ async def open_ssh(
 
 def _make_folder() -> str:
     folder = tempfile.mkdtemp(prefix="trio-skills-")
-    if len(folder) > 70:  # a socket's path has at most 103 bytes, and ssh adds to it
+    # A socket's path has at most 103 bytes, and ssh adds to it; and it expands what begins so.
+    if len(folder) > 70 or "%" in folder or "$" in folder:
         os.rmdir(folder)
         folder = tempfile.mkdtemp(prefix="trio-skills-", dir="/tmp")
     return folder
@@ -154,12 +158,13 @@ async def _connect(command: list[str], destination: str, url: str, log: str) -> 
             raise RuntimeOpenError(url, f"cannot run {command[0]}: {exc.strerror}") from exc
     try:
         output = b""
-        mark = call.nonce.encode()
         assert process.stdout  # noqa: S101  # a pipe
         async for chunk in process.stdout:
             output += chunk
-            if b"\n" + mark + b" 0\n" in output:
+            if call.end in output:
                 break
+            if len(output) > _MAX_GREETING:
+                raise RuntimeOpenError(url, "the login there prints without an end")
         else:
             with trio.move_on_after(1):
                 await process.wait()

@@ -1,0 +1,40 @@
+"""What is installed: a skill of so many files, and the same as a ready tar."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+SKILL_MD = b"---\nname: %s\ndescription: For measuring.\n---\n"
+
+
+def make_skill(folder: Path, count: int, size: int) -> Path:
+    """Make a skill: `SKILL.md`, and `count` files of `size` bytes in ten folders."""
+    folder.mkdir(parents=True)
+    (folder / "SKILL.md").write_bytes(SKILL_MD % folder.name.encode())
+    for number in range(count):
+        path = folder / f"d{number % 10}" / f"f{number}"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(os.urandom(size))
+    return folder
+
+
+def make_tar(folder: Path, into: str) -> bytes:
+    """Return the files of a folder as a tar, in which they lie below `into`."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                archive.add(path, f"{into}/{path.relative_to(folder)}")
+    return buffer.getvalue()
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Return how many seconds `work` took."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start

@@ -1,0 +1,184 @@
+"""What is on the far side of a command or a connection, where that is this machine, too."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import trio
+
+from trio_skills import Runtime
+
+LITTER = ".trio-skills"
+"""What the name begins with of everything that an install makes for itself there."""
+
+PROGRAMS = (
+    *("cat", "chmod", "cp", "env", "find", "head", "mkdir", "mv", "printf", "pwd", "rm"),
+    *("setsid", "sha256sum", "sleep", "tar", "wc"),
+)
+
+# A shell, and whose programs it finds.
+WORLDS = {
+    "dash": ("dash", "gnu"),
+    "bash": ("bash", "gnu"),
+    "busybox": ("busybox", "busybox"),
+    "dash with busybox": ("dash", "busybox"),
+}
+every_world = pytest.mark.parametrize("world", WORLDS)
+two_worlds = pytest.mark.parametrize("world", ["dash", "busybox"])
+
+
+def litter(folder: Path) -> list[Path]:
+    """Return what installs made for themselves anywhere below a folder."""
+    return sorted(folder.rglob(f"{LITTER}*"))
+
+
+def make_world(folder: Path, world: str, without: Sequence[str] = ()) -> tuple[str, ...]:
+    """Make a folder of programs; return a prefix by which a command finds those alone."""
+    shell, kind = WORLDS[world]
+    busybox = shutil.which("busybox")
+    found = {"sh": shutil.which(shell)}
+    for program in PROGRAMS:
+        found[program] = busybox if kind == "busybox" else shutil.which(program)
+    folder.mkdir(parents=True)
+    for name, path in found.items():
+        if path is None:
+            pytest.skip(f"there is no {shell if name == 'sh' else name}")
+        if name not in without:
+            (folder / name).symlink_to(path)
+    return (shutil.which("env") or "env", f"PATH={folder}")
+
+
+def processes(*words: str) -> list[int]:
+    """Return the ids of the other processes that have all these words in their command line.
+
+    Those that have ended, and for which nobody has waited, are not among them.
+    """
+    return [pid for pid, line in _commands() if all(word.encode() in line for word in words)]
+
+
+def _commands() -> Iterator[tuple[int, bytes]]:
+    for folder in Path("/proc").glob("[1-9]*"):
+        with suppress(OSError):  # it has ended
+            line = (folder / "cmdline").read_bytes()
+            state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+            if line and state not in "ZX" and int(folder.name) != os.getpid():
+                yield int(folder.name), line
+
+
+async def running(*argv: str) -> None:
+    """Wait until this very command runs, not only what will start it."""
+    wanted = "".join(f"{word}\0" for word in argv).encode()
+    with trio.fail_after(10):
+        while wanted not in [line for _, line in _commands()]:
+            await trio.sleep(0.001)
+
+
+async def gone(*words: str, within: float = 10) -> None:
+    """Wait until no such process is left. What is left by then fails the test, and is ended."""
+    with trio.move_on_after(within):
+        while processes(*words):
+            await trio.sleep(0.005)
+    left = processes(*words)
+    for pid in left:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert left == [], f"still there after {within} s: {words}"
+
+
+def a_long_time() -> str:
+    """Return seconds for `sleep` by which the process is found again."""
+    return str(random.SystemRandom().randrange(10**6, 10**9))
+
+
+class RunningContract:
+    """What `run` does in every sandbox; its tests need a fixture `runtime`.
+
+    The commands are those that every sandbox has.
+    """
+
+    WORDS: ClassVar = [
+        "a b",
+        "$(x)",
+        "`x`",
+        "",
+        "'",
+        '"',
+        "new\nline",
+        "-n",
+        "--",
+        "-",
+        "\\",
+        "\\n",
+    ]
+    WORDS += ["é*", "~", "%00", "\x01\x1b[31m", "#", ";", "&", "\t", "!x", "a=b", "\r", "\u202e"]
+
+    async def test_arguments_arrive_unchanged(self, runtime: Runtime) -> None:
+        ended = await runtime.run(["printf", r"%s\0", *self.WORDS], {})
+        assert ended.stdout.decode().split("\0") == [*self.WORDS, ""]
+        assert ended.exit_code == 0
+
+    async def test_long_arguments_arrive_unchanged(self, runtime: Runtime) -> None:
+        words = [f"{n:05} ".ljust(1_000, "$") for n in range(90)]
+        ended = await runtime.run(["printf", r"%s\0", *words], {})
+        assert ended.stdout.decode().split("\0") == [*words, ""]
+
+    async def test_the_environment_arrives_unchanged(self, runtime: Runtime) -> None:
+        env = {f"VALUE_{n}": word for n, word in enumerate(self.WORDS)}
+        script = 'for n do eval "printf %s.\\\\\\\\0 \\"\\${VALUE_$n-unset}\\""; done'
+        numbers = [str(n) for n in range(len(env))]
+        ended = await runtime.run(["sh", "-c", script, "sh", *numbers, "none"], env)
+        assert ended.stdout.decode().split(".\0") == [*self.WORDS, "unset", ""]
+
+    async def test_streams_are_apart_and_bytes(self, runtime: Runtime) -> None:
+        script = r"printf '\377\000\r\n\nout'; printf '\000\376\nerr' >&2"
+        ended = await runtime.run(["sh", "-c", script], {})
+        assert ended.stdout == b"\xff\0\r\n\nout"
+        assert ended.stderr == b"\0\xfe\nerr"
+
+    @pytest.mark.parametrize("output", ["", "\n", "\n\n", "x", "x\n", "\nx"])
+    async def test_no_newline_is_lost_or_added(self, runtime: Runtime, output: str) -> None:
+        script = 'printf %s "$1"; printf %s "$1" >&2'
+        ended = await runtime.run(["sh", "-c", script, "sh", output], {})
+        assert ended.stdout.decode() == ended.stderr.decode() == output
+
+    async def test_much_output_comes_whole(self, runtime: Runtime) -> None:
+        script = "head -c 3000000 /dev/zero; head -c 3000001 /dev/zero >&2"
+        ended = await runtime.run(["sh", "-c", script], {})
+        assert ended.stdout == b"\0" * 3_000_000
+        assert ended.stderr == b"\0" * 3_000_001
+
+    @pytest.mark.parametrize("code", [0, 1, 3, 126, 127, 255])
+    async def test_exit_codes_arrive(self, runtime: Runtime, code: int) -> None:
+        assert (await runtime.run(["sh", "-c", f"exit {code}"], {})).exit_code == code
+
+    async def test_a_command_that_is_missing_ends_with_127(self, runtime: Runtime) -> None:
+        assert (await runtime.run(["no-such-program"], {})).exit_code == 127
+        assert (await runtime.run(["/no/such/program"], {})).exit_code == 127
+
+    async def test_what_is_no_program_ends_with_126(self, runtime: Runtime) -> None:
+        assert (await runtime.run(["/"], {})).exit_code == 126
+
+    async def test_a_signal_is_no_success(self, runtime: Runtime) -> None:
+        assert (await runtime.run(["sh", "-c", "kill -9 $$"], {})).exit_code == 137
+        assert (await runtime.run(["sh", "-c", "kill -15 $$"], {})).exit_code == 143
+
+    async def test_a_command_reads_no_input(self, runtime: Runtime) -> None:
+        with trio.fail_after(10):
+            assert (await runtime.run(["cat"], {})).stdout == b""
+
+    async def test_a_command_that_leaves_another_does_not_hang(self, runtime: Runtime) -> None:
+        long = a_long_time()
+        script = 'sleep "$1" >/dev/null 2>&1 & echo done'
+        with trio.fail_after(10):
+            ended = await runtime.run(["sh", "-c", script, "sh", long], {})
+        assert (ended.exit_code, ended.stdout) == (0, b"done\n")
+        for pid in processes("sleep", long):
+            os.kill(pid, signal.SIGKILL)
