@@ -15,12 +15,12 @@ from typing import Any, Self
 
 import attrs
 import trio
-from trio_skills.runtimes.docker import DockerRuntime, open_docker
 
 from tests.services import Engine
 from tests.services.cutting import Wire, unix_wire
 from tests.trees import Tree
 from trio_skills import Plan, Report, install
+from trio_skills.runtimes.docker import DockerRuntime, open_docker
 
 DEST = "/root/.agents/skills"
 

@@ -14,7 +14,7 @@ from typing import ClassVar
 import pytest
 import trio
 
-from trio_skills import Runtime
+from trio_skills import CommandError, Runtime
 
 LITTER = ".trio-skills"
 """What the name begins with of everything that an install makes for itself there."""
@@ -136,6 +136,25 @@ class RunningContract:
         numbers = [str(n) for n in range(len(env))]
         ended = await runtime.run(["sh", "-c", script, "sh", *numbers, "none"], env)
         assert ended.stdout.decode().split(".\0") == [*self.WORDS, "unset", ""]
+
+    async def test_no_name_of_a_variable_is_special(self, runtime: Runtime) -> None:
+        names = ["count", "nonce", "base", "action", "watcher", "command", "IFS", "UID", "PPID"]
+        env = dict.fromkeys(names, "7")
+        ended = await runtime.run(["env"], env)
+        assert {f"{name}=7" for name in names} <= set(ended.stdout.decode().split("\n"))
+
+    async def test_what_is_printed_after_the_end_is_output(self, runtime: Runtime) -> None:
+        ended = await runtime.run(["sh", "-c", "(sleep 0.2; echo late) & echo 1"], {})
+        assert (ended.exit_code, ended.stdout) == (0, b"1\nlate\n")
+
+    async def test_what_a_command_printed_is_in_no_error(self, runtime: Runtime) -> None:
+        script = "echo secret >&2; kill -9 $PPID $$"
+        try:
+            ended = await runtime.run(["sh", "-c", script], {})
+        except CommandError as exc:
+            assert "secret" not in str(exc)  # noqa: PT017  # either is right
+        else:
+            assert ended.exit_code == 137
 
     async def test_streams_are_apart_and_bytes(self, runtime: Runtime) -> None:
         script = r"printf '\377\000\r\n\nout'; printf '\000\376\nerr' >&2"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 
 from tests.containers import DEST, Inside, noise, put, read_container, wired, write_files
 from tests.services import Engine
@@ -107,6 +108,39 @@ class TestFileSystems:
                 assert set(old) == {"pdf/old"}
             again = await put(plan, docker, name, "/skills", skip_unchanged=True)
             assert len(again.unchanged) == len(plan.uploads)
+
+    @with_tar
+    @pytest.mark.parametrize("mount", ["/skills/pdf/my cache", "/my skills/pdf/x", "/s\\ü\tls/pdf"])
+    async def test_a_volume_in_a_skill_folder_is_never_emptied(
+        self, docker: Engine, plan: Plan, image: str, mount: str
+    ) -> None:
+        """Also where its path is written in another way in the kernel's list of mounts."""
+        dest = mount[: mount.index("/pdf")]
+        with docker.container(image, "--mount", f"type=volume,target={mount}") as name:
+            write_files(docker, name, {f"{mount}/data": b"precious", f"{dest}/xlsx/old": b"2"})
+            report = await put(plan, docker, name, dest, existing="replace")
+            assert report.in_place == ("pdf",)
+            data = f"{mount}/data".removeprefix(dest + "/")
+            tree = read_container(docker, name, dest)
+            assert tree == planned_tree(plan) | {data: (b"precious", False)}
+
+    async def test_two_containers_that_share_a_volume_and_a_name_do_not_disturb_each_other(
+        self, docker: Engine, tmp_path: Path
+    ) -> None:
+        files: dict[str, Content] = {f"f{n:04}": b"%d" % n for n in range(1_000)}
+        plans = [plan_skills([make_skill(tmp_path / n / n, files)]) for n in ("one", "two")]
+        shared = ("--hostname", "sandbox", "--volume", "shared:/skills")
+        with docker.container("debian", *shared) as one, docker.container("debian", *shared) as two:
+            async with trio.open_nursery() as nursery:
+                for plan, name in zip(plans, (one, two), strict=True):
+
+                    @nursery.start_soon
+                    async def install_thrice(plan: Plan = plan, name: str = name) -> None:
+                        for _ in range(3):
+                            await put(plan, docker, name, "/skills", verify=True)
+
+            expected = planned_tree(plans[0]) | planned_tree(plans[1])
+            assert read_container(docker, one, "/skills") == expected
 
     async def test_a_merge_into_a_mounted_skill_folder_is_reported(
         self, docker: Engine, plan: Plan

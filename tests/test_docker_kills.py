@@ -10,13 +10,13 @@ from pathlib import Path
 import attrs
 import pytest
 import trio
-from trio_skills.runtimes.docker import open_docker
 
 from tests.containers import DEST, Inside, gone, litter, noise, processes, read_container
 from tests.programs import PROGRAM
 from tests.services import Engine
 from tests.trees import Tree, make_skill, planned_tree
 from trio_skills import InstallError, Plan, install, plan_skills
+from trio_skills.runtimes.docker import open_docker
 
 pytestmark = pytest.mark.docker
 SKILLS = 6

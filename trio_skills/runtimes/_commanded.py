@@ -118,7 +118,8 @@ class CommandedRuntime(ABC):
         """Run a command in the sandbox's folder, with `env` over its environment.
 
         Exit codes are a shell's: 127 where there is no such command, 126 where it may not be
-        executed, 128 and the signal's number where one ended it.
+        executed, 128 and the signal's number where one ended it. Who may list this machine's
+        processes, or the sandbox's, can see `argv` and `env`.
 
         **Cancellation:** kills the command and what it started, unless that left its session.
         """

@@ -83,7 +83,9 @@ class SshRuntime(CommandedRuntime):
             if b"open failed" not in result.stderr and b"refused by peer" not in result.stderr:
                 break
             await trio.sleep(0.1)
-        complaint = _last_lines(self._log) or result.stderr.decode("utf-8", "replace")
+        # What a command printed itself is nobody's business.
+        own = result.stderr.partition(call.nonce.encode())[0]
+        complaint = _last_lines(self._log) or own.decode("utf-8", "replace")
         raise CommandError(f"the ssh connection was lost: {_one_line(complaint)}")
 
 
