@@ -189,6 +189,12 @@ sweep_files() {
   done
 }
 
+leave() {
+  # At once: were it removed piece by piece, the next one could have it in between.
+  [ -z "$locked" ] || [ ! -d "$locked/$workspace" ] || mv -f -- "$locked" "$workspace/"
+  [ "$keep" ] || remove "./$workspace"
+}
+
 # make_workspace PATH...: make it, with these folders in it, and have it removed in the end.
 make_workspace() {
   for path; do
@@ -197,7 +203,7 @@ make_workspace() {
   done
   reason=$(mkdir -- "$workspace" "$@" 2>&1) || stop D "$reason"
   keep='' locked=''
-  trap 'remove $locked ${keep:-"./$workspace"}' EXIT
+  trap leave EXIT
   trap 'exit 1' HUP INT TERM
   trap '' PIPE
 }
@@ -210,8 +216,9 @@ lock() {
     stop T "$reason"
   until mv -f -- "$workspace/.trio-skills-lock" ./ 2>/dev/null; do
     for holder in ./.trio-skills-lock/.trio-skills@*; do
-      ! is_abandoned "$holder" 5 || mv -f -- ./.trio-skills-lock "$workspace/broken$tries"
-    done 2>/dev/null
+      # By its name, since another may hold it now. Who comes first renames his own onto the rest.
+      ! is_abandoned "$holder" 5 || rm -rf -- "$holder"
+    done
     [ "$holder" = "$before" ] || tries=0
     before=$holder
     tries=$((tries + 1))
@@ -420,7 +427,7 @@ swap() {
     code=0
   done
   if [ "$code" -eq 0 ]; then
-    is_there "./$2" || mv -f -- "$workspace/old/$2" ./ || keep=/nowhere
+    is_there "./$2" || mv -f -- "$workspace/old/$2" ./ || keep=yes
     say F "$2" "$reason"
     return
   fi
@@ -434,7 +441,7 @@ swap() {
   reason=$(
     remove "./$2" && mv -f -- "$workspace/swap/$2" "$workspace/gone/" 2>&1 && mv -f -- "$1" ./ 2>&1
   ) && return
-  keep=/nowhere
+  keep=yes
   say F "$2" "$reason"
 }
 
