@@ -152,8 +152,8 @@ class DockerRuntime(CommandedRuntime):
         if call.end in ended.stdout[-100:]:
             return RunResult(0, ended.stdout, ended.stderr)  # its answer is whole, with its code
         code = await self._engine.exit_code(ended.identifier)
-        if ended.stdout.startswith(b"OCI runtime exec failed"):
-            return RunResult(code, stderr=ended.stdout)  # the engine's own words
+        if call.nonce.encode() not in ended.stdout:
+            return RunResult(code, stderr=ended.stdout + ended.stderr)  # the engine's own words
         return RunResult(code, ended.stdout, ended.stderr)
 
 
