@@ -73,9 +73,9 @@ def tar_by_ssh(host: Host, skill: Path, count: int) -> float:
         return time.perf_counter() - start
 
 
-def ssh_per_file(host: Host, skill: Path, count: int) -> float:
-    """Run `ssh` for each file, `AT_ONCE` at a time. The folders are there already."""
-    limiter = trio.CapacityLimiter(AT_ONCE)
+def ssh_per_file(host: Host, skill: Path, count: int, at_once: int) -> float:
+    """Run `ssh` for each file, so many at once. The folders are there already."""
+    limiter = trio.CapacityLimiter(at_once)
 
     async def write(path: Path, target: Path) -> None:
         remote = f"cat > {shlex.quote(str(target))}"

@@ -39,7 +39,7 @@ def test_the_group_of_real_sandboxes_measures_each_against_its_own_tools(
         *("docker/4", "docker/4-busybox", "docker/4-exec"),
         *("docker/8", "docker/8-busybox", "docker/8-exec"),
         *("docker/corpus", "docker/corpus-verified", "docker/corpus-cli", "docker/warm"),
-        *("packing/8", "shell/4", "ssh/8", "ssh/8-per-file"),
+        *("packing/8", "shell/4", "ssh/8", "ssh/8-per-file", "ssh/8-8-at-once"),
     }
     assert all(name in printed for name in names)
 
