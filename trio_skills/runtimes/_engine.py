@@ -101,11 +101,14 @@ class Engine:
                             # It may end before it has read everything: its answer tells why.
                             with sending, suppress(trio.BrokenResourceError):
                                 await send(payload, stream)
+                            # The end of an input that comes before the command has started is
+                            # lost at times, and it would be waited for without an end.
+                            await output.begun.wait()
                             stream.send_eof()
             finally:
-                stream.send_eof()
                 with trio.move_on_after(PATIENCE, shield=True), suppress(CommandError):
-                    await output.collect(stream, trio.CancelScope())
+                    await output.end(stream)
+                stream.send_eof()
         return Ended(identifier, bytes(output.stdout), bytes(output.stderr))
 
     async def exit_code(self, identifier: str) -> int:
@@ -232,17 +235,32 @@ class _Output:
     stdout: bytearray = attrs.Factory(bytearray)
     stderr: bytearray = attrs.Factory(bytearray)
     unread: bytearray = attrs.Factory(bytearray)
+    begun: trio.Event = attrs.Factory(trio.Event)
+    """Set when the command has printed something, so that it runs, or has ended."""
 
     async def collect(self, stream: _Stream, sending: trio.CancelScope) -> None:
         """Receive until the command has ended; then nothing needs to be sent to it any more."""
         while data := await stream.receive_some():
-            self.unread += data
-            self._take_frames()
+            self._take(data)
             if self.is_enough(self.stdout):
                 sending.cancel()
-            if len(self.stdout) + len(self.stderr) + len(self.unread) > MAX_OUTPUT:
-                raise CommandError(f"a command in the sandbox printed more than {MAX_OUTPUT} bytes")
+        self.begun.set()
         sending.cancel()
+
+    async def end(self, stream: _Stream) -> None:
+        """End the command's input as soon as it runs, and receive what it still prints."""
+        if self.begun.is_set():
+            stream.send_eof()
+        while data := await stream.receive_some():
+            self._take(data)
+            stream.send_eof()
+
+    def _take(self, data: bytes) -> None:
+        self.begun.set()
+        self.unread += data
+        self._take_frames()
+        if len(self.stdout) + len(self.stderr) + len(self.unread) > MAX_OUTPUT:
+            raise CommandError(f"a command in the sandbox printed more than {MAX_OUTPUT} bytes")
 
     def _take_frames(self) -> None:
         start = 0
