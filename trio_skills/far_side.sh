@@ -459,7 +459,9 @@ publish() {
   fi
 }
 
-publish_folders() {
+# Rename what is new to its place. It needs no lock: a folder that another install puts there in the
+# meantime is not written over, and what is left is looked at under the lock.
+publish_new() {
   set --
   for staged in "$workspace"/new/* "$workspace"/new/.[!.]* "$workspace"/new/..?*; do
     [ ! -d "$staged" ] || is_there "./${staged##*/}" || set -- "$@" "$staged"
@@ -470,6 +472,10 @@ publish_folders() {
   done
   # All at once, since a process for each takes longer; what this leaves is looked at one by one.
   [ $# -eq 0 ] || mv -f -- "$@" ./ 2>/dev/null
+}
+
+publish_folders() {
+  publish_new
   find_mounts
   for staged in "$workspace"/new/* "$workspace"/new/.[!.]* "$workspace"/new/..?*; do
     [ ! -d "$staged" ] || publish "$staged" "${staged##*/}"
@@ -518,13 +524,31 @@ write_many() {
   commit
 }
 
+# Whether nothing of another install is in this folder, be it at work or killed.
+is_alone() {
+  for other in ./.trio-skills[@-]*; do
+    [ "$other" = "./$workspace" ] || ! is_there "$other" || return
+  done
+}
+
+is_all_published() {
+  for staged in "$workspace"/new/* "$workspace"/new/.[!.]* "$workspace"/new/..?*; do
+    ! is_there "$staged" || return
+  done
+  [ -f "$workspace/end" ]
+}
+
 commit() {
   trap '' HUP INT TERM
-  lock
-  sweep
   for dropped in "$workspace"/drop/* "$workspace"/drop/.[!.]* "$workspace"/drop/..?*; do
     [ ! -f "$dropped" ] || rm -rf -- "$workspace/new/${dropped##*/}"
   done
+  if [ "$kind" = folders ] && is_alone; then
+    publish_new
+    is_all_published && return
+  fi
+  lock
+  sweep
   "publish_$kind"
   still_mine
 }
