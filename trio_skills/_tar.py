@@ -79,15 +79,20 @@ def members(
 
 
 def joined(pieces: Generator[bytes, None, None]) -> Generator[bytes, None, None]:
-    """Yield the same bytes in pieces of about a megabyte: each costs a thread and a system call."""
+    """Yield the same bytes in pieces of about a megabyte: each costs a thread and a system call.
+
+    The first ones are smaller, so that who unpacks them need not wait for a whole one.
+    """
     waiting: list[bytes] = []
     size = 0
+    enough = CHUNK // 16
     with closing(pieces):
         for piece in pieces:
             waiting.append(piece)
             size += len(piece)
-            if size >= CHUNK:
+            if size >= enough:
                 yield b"".join(waiting)
                 waiting.clear()
                 size = 0
+                enough = min(2 * enough, CHUNK)
         yield b"".join(waiting)
