@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import posixpath
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -30,6 +31,14 @@ def components(path: str) -> list[str]:
     if ".." in parts or "\0" in path:
         raise ValueError(f"a path beneath a root has no '..' and no NUL: {path!r}")
     return parts
+
+
+def folders_above(path: str) -> Iterator[str]:
+    """Yield the folders above a POSIX path, the nearest first, `/` last if it is absolute."""
+    while path := posixpath.dirname(path):
+        yield path
+        if path == "/":
+            return
 
 
 def target_parts(target: str) -> list[str]:

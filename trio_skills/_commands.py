@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from trio_skills._errors import CommandError
-from trio_skills._printable import printable
+from trio_skills._printable import one_line
 from trio_skills._runtime import FileState, RunResult
 
 MAX_ARGUMENTS = 100_000
@@ -55,13 +55,13 @@ Command: TypeAlias = tuple[list[str], list[str]]
 def make_executable(targets: Sequence[str]) -> Iterator[Command]:
     """Yield the commands that set the execute bits of files."""
     for batch in _batches(targets):
-        yield ["chmod", "+x", "--", *map(_argument, batch)], batch
+        yield ["chmod", "+x", "--", *map(as_argument, batch)], batch
 
 
 def inspect(targets: Sequence[str]) -> Iterator[Command]:
     """Yield the commands whose output `read_inspection` reads."""
     for batch in _batches(targets):
-        yield ["sh", "-c", INSPECT, "sh", *map(_argument, batch)], batch
+        yield ["sh", "-c", INSPECT, "sh", *map(as_argument, batch)], batch
 
 
 def read_inspection(targets: Sequence[str], result: RunResult) -> dict[str, FileState]:
@@ -96,8 +96,8 @@ def read_batch(
 
 def failed(what: str, result: RunResult) -> CommandError:
     """Return the error for a command that failed while `what` was done."""
-    complaint = " ".join(result.stderr.decode("utf-8", "replace").split())[:500]
-    return CommandError(f"{what} failed with exit code {result.exit_code}: {printable(complaint)}")
+    complaint = one_line(result.stderr.decode("utf-8", "replace"))
+    return CommandError(f"{what} failed with exit code {result.exit_code}: {complaint}")
 
 
 def _read_sum(sums: bytes, position: int, target: str) -> tuple[str | None, int]:
@@ -105,7 +105,7 @@ def _read_sum(sums: bytes, position: int, target: str) -> tuple[str | None, int]
 
     The name is compared with what is expected there: a name may hold newlines and digests.
     """
-    raw = _argument(target).encode()
+    raw = as_argument(target).encode()
     # GNU escapes such names, later versions more of them; busybox does not.
     escaped = raw.replace(b"\\", b"\\\\").replace(b"\n", b"\\n")
     start = position + sums.startswith(b"\\", position)
@@ -118,8 +118,8 @@ def _read_sum(sums: bytes, position: int, target: str) -> tuple[str | None, int]
     return None, position
 
 
-def _argument(target: str) -> str:
-    # `sha256sum -- -` would read its standard input.
+def as_argument(target: str) -> str:
+    """Return a target as commands take it: `sha256sum -- -` would read its standard input."""
     return target if target.startswith("/") else f"./{target}"
 
 

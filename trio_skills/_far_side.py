@@ -15,10 +15,10 @@ from importlib.resources import files
 import attrs
 
 from trio_skills import _tar
-from trio_skills._beneath import components
-from trio_skills._commands import read_batch
+from trio_skills._beneath import components, folders_above
+from trio_skills._commands import as_argument, read_batch
 from trio_skills._errors import CommandError, DestinationError, Problem
-from trio_skills._printable import printable
+from trio_skills._printable import one_line, printable
 from trio_skills._runtime import Existing, FileState, RunResult
 from trio_skills._transfers import by_folder
 from trio_skills._upload import Upload
@@ -72,7 +72,11 @@ class Call:
         return b"\n" + self.nonce.encode() + b" "
 
     def body(self, result: RunResult) -> bytes:
-        """Return what was answered.
+        """Return what was answered. Raises as `ended` does."""
+        return self.ended(result).stdout
+
+    def ended(self, result: RunResult) -> RunResult:
+        """Return how what was called ended: its own output, and its own exit code.
 
         Raises `MissingProgramError` where there is no shell, and `CommandError` where the answer is
         not whole: then it is not known how far the program came.
@@ -84,24 +88,17 @@ class Call:
             raise MissingProgramError("sh")
         if not ended or not _CODE.match(code):
             raise CommandError(self._lost(result))
+        stderr = result.stderr.partition(mark + b"\n")[2]
         # What a command left running may print later than its end.
-        return body + _CODE.sub(b"", code, count=1)
-
-    def exit_code(self, result: RunResult) -> int:
-        """Return the exit code of the command that was run."""
-        self.body(result)
-        return int(result.stdout.rpartition(self.end)[2].split(b"\n")[0])
-
-    def stderr(self, result: RunResult) -> bytes:
-        """Return the standard error of the command that was run."""
-        return result.stderr.partition(self.nonce.encode() + b"\n")[2]
+        code, _, later = code.partition(b"\n")
+        return RunResult(int(code), body + later, stderr)
 
     def _lost(self, result: RunResult) -> str:
         # What a command that was run itself printed is nobody's business.
         complaint = result.stderr.partition(self.nonce.encode())[0].decode("utf-8", "replace")
         ended = f"exit code {result.exit_code}"
         text = f"the connection, or the command in the sandbox, ended early ({ended})"
-        return f"{text}: {printable(' '.join(complaint.split())[:500])}".removesuffix(": ")
+        return f"{text}: {one_line(complaint)}".removesuffix(": ")
 
 
 def _has_no_shell(result: RunResult) -> bool:
@@ -157,7 +154,7 @@ def listed(targets: Iterable[str]) -> bytes:
     """Return targets as the program reads them from its standard input."""
 
     def escaped(target: str) -> bytes:
-        path = target if target.startswith("/") else f"./{target}"
+        path = as_argument(target)
         return path.encode().replace(b"\\", b"\\0134").replace(b"\n", b"\\0012") + b"\n"
 
     return b"".join(map(escaped, targets)) + b"\n"
@@ -174,6 +171,11 @@ class Parcel:
     holds_folders: bool
     """Whether the first part of each path is a skill folder, to appear whole."""
 
+    def call(self, path: str, existing: Existing, *archive: str) -> Call:
+        """Return the call that unpacks it, in a sandbox opened at `path`; see `far_side.sh`."""
+        kind = "folders" if self.holds_folders else "files"
+        return call("write_many", *locate(path, self.folder), existing, kind, *archive)
+
     def archive(
         self,
         existing: Existing,
@@ -187,8 +189,8 @@ class Parcel:
         self, existing: Existing, errors: dict[str, Exception], owner: _tar.Owner | None
     ) -> Generator[bytes, None, None]:
         if owner is not None:  # the Docker engine would make folders that are the host's root's
-            folders = {above for path, _ in self.uploads for above in _with_folders(path)}
-            for folder in sorted(folders - {path for path, _ in self.uploads}):
+            folders = {above for path, _ in self.uploads for above in folders_above(path)}
+            for folder in sorted(folders):
                 yield _tar.folder(f"new/{folder}", owner)
         errors.clear()  # of a transfer that could not begin
         named = ((f"new/{path}", upload) for path, upload in self.uploads)
@@ -214,16 +216,10 @@ class Parcel:
                     reason = "not put there, because other files of its skill failed"
                     failed[upload.target] = CommandError(reason)
         for path, upload in self.uploads:
-            for above in _with_folders(path):
+            for above in (path, *folders_above(path)):
                 if above in reply.failed:
                     failed.setdefault(upload.target, CommandError(reply.failed[above]))
         return failed
-
-
-def _with_folders(path: str) -> Iterable[str]:
-    while path:
-        yield path
-        path = posixpath.dirname(path)
 
 
 def parcels(uploads: Sequence[Upload], folders: Sequence[str]) -> list[Parcel]:
@@ -284,7 +280,7 @@ def read_reply(call: Call, result: RunResult) -> Reply:
     if len(fields) % 3 != 1 or fields[-1]:
         raise CommandError("the sandbox gave an answer that makes no sense")
     for kind, path, text in zip(fields[::3], fields[1::3], fields[2::3], strict=False):
-        reason = printable(" ".join(text.split())[:500]) or "no reason was given"
+        reason = one_line(text) or "no reason was given"
         match kind:
             case "M":
                 raise MissingProgramError(text)

@@ -14,6 +14,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else _escape(c) for c in text)
 
 
+def one_line(text: str) -> str:
+    """Return the beginning of a program's complaint, safe to show, in one line."""
+    return printable(" ".join(text.split())[:500])
+
+
 def _escape(char: str) -> str:
     if "\udc80" <= char <= "\udcff":
         return f"\\x{ord(char) - 0xDC00:02x}"

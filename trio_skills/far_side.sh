@@ -324,6 +324,11 @@ place_these() {
     place_copies "$@"
     return
   fi
+  move_these "$@"
+}
+
+# All at once, since a process for each takes longer; and what this leaves one by one.
+move_these() {
   mv -f -- "$@" "./$to/" 2>/dev/null && return
   for file; do
     [ ! -f "$file" ] || reason=$(mv -f -- "$file" "./$to/" 2>&1) ||
@@ -344,7 +349,6 @@ place_copies() {
       shift
       set -- "$@" "$beside/${file##*/}"
     done
-    mv -f -- "$@" "./$to/" 2>/dev/null
   else
     for file; do
       shift
@@ -355,10 +359,7 @@ place_copies() {
       fi
     done
   fi
-  for file; do
-    [ ! -f "$file" ] || reason=$(mv -f -- "$file" "./$to/" 2>&1) ||
-      say F "$to/${file##*/}" "$reason"
-  done
+  [ $# -eq 0 ] || move_these "$@"
   rm -rf -- "$beside"
 }
 
@@ -664,11 +665,9 @@ make_executable)
   for_each make_executable
   ;;
 hold)
-  # The connection's own session: it shows that arguments arrive as they are, and then waits.
+  # The connection's own session: it shows that arguments arrive as they are, and then `finish`
+  # waits for the end of its input.
   printf '%s' "$1"
-  printf '\n%s 0\n' "$nonce"
-  while read -r _; do :; done
-  exit
   ;;
 greet) IFS= read -r line && printf '%s' "$line" ;;
 *) "$action" "$@" ;;

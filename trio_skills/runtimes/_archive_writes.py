@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import posixpath
 import tarfile
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
+from io import BufferedReader
 from tempfile import TemporaryFile
 from typing import IO
 
@@ -19,7 +20,7 @@ import attrs
 import trio
 
 from trio_skills import _tar
-from trio_skills._beneath import CHUNK, components
+from trio_skills._beneath import CHUNK, components, folders_above
 from trio_skills._errors import CommandError, DestinationError, Problem, VerifyError
 from trio_skills._far_side import Parcel
 from trio_skills._runtime import Existing, FileState
@@ -216,11 +217,9 @@ class ArchiveWrites:
         return file
 
 
-def _folders_of(path: str) -> Iterator[str]:
-    """Yield the folders above a path, the highest first."""
-    parts = path.split("/")[:-1]
-    for length in range(1, len(parts) + 1):
-        yield "/".join(parts[:length])
+def _folders_of(path: str) -> list[str]:
+    """Return the folders above a path, the highest first."""
+    return [*folders_above(path)][::-1]
 
 
 def _refused(parcel: Parcel, known: Mapping[str, str], existing: Existing) -> dict[str, Exception]:
@@ -243,10 +242,9 @@ def _read_state(file: IO[bytes]) -> FileState:
         if member is None or not member.isreg():
             return FileState("other")
         content = archive.extractfile(member)
-        sha256 = hashlib.sha256()
-        while content and (chunk := content.read(CHUNK)):
-            sha256.update(chunk)
-        return FileState("file", sha256.hexdigest(), executable=bool(member.mode & 0o100))
+        assert isinstance(content, BufferedReader)  # noqa: S101  # of a regular file
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+        return FileState("file", digest, executable=bool(member.mode & 0o100))
 
 
 def _made_executable(file: IO[bytes]) -> Generator[bytes, None, None]:

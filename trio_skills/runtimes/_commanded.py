@@ -13,7 +13,15 @@ from trio_skills import _far_side
 from trio_skills._beneath import components
 from trio_skills._errors import DestinationError
 from trio_skills._far_side import Call, Parcel
-from trio_skills._runtime import Existing, FileState, PackedResult, RunResult, Traits
+from trio_skills._runtime import (
+    Existing,
+    FileState,
+    PackedResult,
+    RunResult,
+    Traits,
+    WritesMany,
+)
+from trio_skills._threads import in_thread
 from trio_skills._upload import Upload
 
 Pieces = Generator[bytes, None, None]
@@ -62,6 +70,15 @@ async def write_parcels(
     return PackedResult(errors, tuple(in_place), round_trips)
 
 
+async def write_packed(runtime: WritesMany, target: str, data: bytes) -> None:
+    """Write a single file as a packed one: for who has no other way to write, or to be sure."""
+    upload = await in_thread(Upload.of, target, data)
+    result = await runtime.write_many([upload], folders=(), existing="merge")
+    for error in result.errors:
+        if error is not None:
+            raise error
+
+
 class CommandedRuntime(ABC):
     """What every runtime shares that can run a command and give it an input.
 
@@ -97,9 +114,7 @@ class CommandedRuntime(ABC):
 
     async def _send(self, parcel: Parcel, existing: Existing) -> Sent:
         errors: dict[str, Exception] = {}
-        base, rel = _far_side.locate(self._path, parcel.folder)
-        kind = "folders" if parcel.holds_folders else "files"
-        call = _far_side.call("write_many", base, rel, existing, kind)
+        call = parcel.call(self._path, existing)
         reply = await self._ask(call, lambda: parcel.archive(existing, errors))
         return Sent(parcel.errors(reply, existing, errors), reply.in_place)
 
@@ -124,8 +139,7 @@ class CommandedRuntime(ABC):
         **Cancellation:** kills the command and what it started, unless that left its session.
         """
         call = _far_side.run(_far_side.as_base(self._path), argv, env)
-        result = await self._limited(call, None)
-        return RunResult(call.exit_code(result), call.body(result), call.stderr(result))
+        return call.ended(await self._limited(call, None))
 
     async def _ask(self, call: Call, payload: Payload) -> _far_side.Reply:
         return _far_side.read_reply(call, await self._limited(call, payload))

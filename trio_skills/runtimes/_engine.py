@@ -24,7 +24,7 @@ from trio_skills._errors import CommandError, describe
 from trio_skills._printable import printable
 from trio_skills._threads import in_thread
 from trio_skills.runtimes._commanded import Payload
-from trio_skills.runtimes._processes import MAX_OUTPUT, PATIENCE, send, single_error
+from trio_skills.runtimes._processes import PATIENCE, refuse_flood, send, single_error
 
 Json = dict[str, Any]  # Any: what the engine sends
 
@@ -259,8 +259,7 @@ class _Output:
         self.begun.set()
         self.unread += data
         self._take_frames()
-        if len(self.stdout) + len(self.stderr) + len(self.unread) > MAX_OUTPUT:
-            raise CommandError(f"a command in the sandbox printed more than {MAX_OUTPUT} bytes")
+        refuse_flood(len(self.stdout) + len(self.stderr) + len(self.unread))
 
     def _take_frames(self) -> None:
         start = 0

@@ -109,11 +109,16 @@ async def collect(
     size = 0
     async for chunk in stream:
         size += len(chunk)
-        if size > MAX_OUTPUT:
-            raise CommandError(f"a command in the sandbox printed more than {MAX_OUTPUT} bytes")
+        refuse_flood(size)
         chunks.append(bytes(chunk))
         if sending is not None and mark in b"".join(chunks[-2:]):
             sending.cancel()
+
+
+def refuse_flood(size: int) -> None:
+    """Raise `CommandError` for more than `MAX_OUTPUT` bytes of output."""
+    if size > MAX_OUTPUT:
+        raise CommandError(f"a command in the sandbox printed more than {MAX_OUTPUT} bytes")
 
 
 async def end(process: trio.Process) -> None:

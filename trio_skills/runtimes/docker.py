@@ -11,12 +11,14 @@ import os
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
+    Awaitable,
     Callable,
     Mapping,
     Sequence,
 )
 from contextlib import aclosing, asynccontextmanager
-from typing import final
+from functools import partial
+from typing import TypeVar, final
 
 import httpx2
 import trio
@@ -27,11 +29,12 @@ from trio_skills._far_side import Call, MissingProgramError, Parcel
 from trio_skills._runtime import Existing, FileState, RunResult
 from trio_skills._tar import Owner
 from trio_skills._threads import in_thread
-from trio_skills._upload import Upload
 from trio_skills.runtimes._archive_writes import ArchiveWrites
-from trio_skills.runtimes._commanded import CommandedRuntime, Payload, Sent
+from trio_skills.runtimes._commanded import CommandedRuntime, Payload, Sent, write_packed
 from trio_skills.runtimes._docker_host import HostError, docker_host, engine_url
 from trio_skills.runtimes._engine import Engine, EngineError, Json
+
+T = TypeVar("T")
 
 MAX_IN_FLIGHT = 32
 """Commands at once: each has a connection, and the engine starts no more in the same time."""
@@ -62,37 +65,33 @@ class DockerRuntime(CommandedRuntime):
 
     async def write(self, target: str, data: bytes) -> None:
         """Write a whole file, making the folders above it, or raise."""
-        if self._lacks != "sh":
-            try:
-                await super().write(target, data)
-            except MissingProgramError as exc:
-                self._notice(exc)
-            else:
-                return
-        upload = await in_thread(Upload.of, target, data)
-        for error in (await self.write_many([upload], folders=(), existing="merge")).errors:
-            if error is not None:
-                raise error
+        await self._by_shell(
+            partial(super().write, target, data), partial(write_packed, self, target, data)
+        )
 
     async def inspect(self, targets: Sequence[str]) -> Mapping[str, FileState]:
         """Return the state of every target."""
-        if self._lacks != "sh":
-            try:
-                return await super().inspect(targets)
-            except MissingProgramError as exc:
-                self._notice(exc)
-        return await self._without_shell.inspect(targets)
+        return await self._by_shell(
+            partial(super().inspect, targets), partial(self._without_shell.inspect, targets)
+        )
 
     async def set_executable(self, targets: Sequence[str]) -> None:
         """Make files executable."""
+        await self._by_shell(
+            partial(super().set_executable, targets),
+            partial(self._without_shell.set_executable, targets),
+        )
+
+    async def _by_shell(
+        self, shell: Callable[[], Awaitable[T]], without: Callable[[], Awaitable[T]]
+    ) -> T:
+        """Return what the first way gives, or the second one, where the image has no shell."""
         if self._lacks != "sh":
             try:
-                await super().set_executable(targets)
+                return await shell()
             except MissingProgramError as exc:
                 self._notice(exc)
-            else:
-                return
-        await self._without_shell.set_executable(targets)
+        return await without()
 
     async def _send(self, parcel: Parcel, existing: Existing) -> Sent:
         if self._lacks is None:
@@ -113,9 +112,7 @@ class DockerRuntime(CommandedRuntime):
     async def _send_by_engine(self, parcel: Parcel, existing: Existing) -> Sent:
         """Let the engine unpack what a shell in the container then publishes."""
         errors: dict[str, Exception] = {}
-        base, rel = _far_side.locate(self._path, parcel.folder)
-        kind = "folders" if parcel.holds_folders else "files"
-        call = _far_side.call("write_many", base, rel, existing, kind, "-")
+        call = parcel.call(self._path, existing, "-")
         workspace: list[tuple[str, Owner]] = []
         told = trio.Event()
 

@@ -11,12 +11,12 @@ from typing import final
 import trio
 
 from trio_skills import _far_side
-from trio_skills._commands import ENVIRONMENT
+from trio_skills._commands import ENVIRONMENT, as_argument
 from trio_skills._far_side import Parcel
 from trio_skills._runtime import Existing, PackedResult, RunResult, Runtime, traits_of
 from trio_skills._threads import in_thread
 from trio_skills._upload import Upload
-from trio_skills.runtimes._commanded import Sent, write_parcels
+from trio_skills.runtimes._commanded import Sent, write_packed, write_parcels
 
 _PATIENCE = 5.0
 """Seconds that removing an archive may take, after a failure or a cancellation."""
@@ -41,11 +41,7 @@ class Packing:
 
     async def write(self, target: str, data: bytes) -> None:
         """Write a file as a packed one: so it is whole, or an error."""
-        upload = await in_thread(Upload.of, target, data)
-        result = await self.write_many([upload], folders=(), existing="merge")
-        for error in result.errors:
-            if error is not None:
-                raise error
+        await write_packed(self, target, data)
 
     async def run(self, argv: Sequence[str], env: Mapping[str, str]) -> RunResult:
         """Run a command; the inner runtime's."""
@@ -66,9 +62,7 @@ class Packing:
 
         archive = await in_thread(pack)
         name = f".trio-skills-{secrets.token_hex(8)}.tar"
-        base, rel = _far_side.locate("", parcel.folder)
-        kind = "folders" if parcel.holds_folders else "files"
-        call = _far_side.call("write_many", base, rel, existing, kind, name)
+        call = parcel.call("", existing, name)
         there = posixpath.join(parcel.folder, name)
         try:
             await self._runtime.write(there, archive)
@@ -81,6 +75,5 @@ class Packing:
         return Sent(parcel.errors(reply, existing, errors), reply.in_place, round_trips=2)
 
     async def _remove(self, path: str) -> None:  # noqa: ASYNC910  # it has, or fails
-        argument = path if path.startswith("/") else f"./{path}"
         with suppress(Exception):  # the failure to report is the first one
-            await self._runtime.run(["rm", "-f", "--", argument], ENVIRONMENT)
+            await self._runtime.run(["rm", "-f", "--", as_argument(path)], ENVIRONMENT)

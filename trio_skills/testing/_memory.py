@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-import posixpath
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Literal, TypeAlias
 
@@ -13,6 +12,7 @@ import attrs
 import trio
 
 from trio_skills import _commands
+from trio_skills._beneath import folders_above
 from trio_skills._errors import TrioSkillsError
 from trio_skills._runtime import Existing, PackedResult, RunResult, Traits
 from trio_skills._threads import in_thread
@@ -177,7 +177,7 @@ class MemoryRuntime:
             self.bytes_in_flight -= call.size
 
     def _store(self, target: str, data: bytes, fault: Fault, *, executable: bool) -> None:
-        above = next((f for f in _folders_above(target) if f in self.files), None)
+        above = next((f for f in folders_above(target) if f in self.files), None)
         if above is not None:
             raise NotADirectoryError(f"{above} is a file")
         length = int(len(data) * fault.stored)
@@ -192,7 +192,7 @@ class MemoryRuntime:
         return RunResult(1 if missing else 0, stderr=" ".join(missing).encode())
 
     def _inspect(self, targets: Sequence[str]) -> RunResult:
-        folders = {folder for path in self.files for folder in _folders_above(path)}
+        folders = {folder for path in self.files for folder in folders_above(path)}
         letters = sums = b""
         for target in targets:
             path = target.removeprefix("./")
@@ -259,10 +259,3 @@ async def _read(upload: Upload, fault: Fault) -> bytes | Exception:
         return await in_thread(upload.read)
     except Exception as exc:  # noqa: BLE001  # any failure is an outcome
         return exc
-
-
-def _folders_above(path: str) -> Iterator[str]:
-    while path := posixpath.dirname(path):
-        yield path
-        if path == "/":
-            return
