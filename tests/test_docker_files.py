@@ -101,10 +101,10 @@ class TestFileSystems:
             tree = read_container(docker, name, "/skills")
             old = {path: tree.pop(path) for path in ("pdf/old", "xlsx/old") if path in tree}
             assert tree == planned_tree(plan)
+            assert report.in_place == ("pdf",)
             if existing == "merge":
                 assert set(old) == {"pdf/old", "xlsx/old"}
             else:
-                assert report.in_place == ("pdf",)
                 assert set(old) == {"pdf/old"}
             again = await put(plan, docker, name, "/skills", skip_unchanged=True)
             assert len(again.unchanged) == len(plan.uploads)

@@ -543,6 +543,19 @@ class TestInTheWay:
         assert (root / path).read_bytes() == b"kept"
         assert litter(root) == []
 
+    @pytest.mark.mounts
+    @two_worlds
+    async def test_a_disk_with_room_for_a_part_of_the_workspace_is_left_as_it_was(
+        self, small_disk: Path, plan: Plan, reach: MakeRuntime, world: str
+    ) -> None:
+        remount = ["mount", "-o", "remount,nr_inodes=4", str(small_disk)]
+        subprocess.run(remount, check=True)
+        with pytest.raises(InstallError, match=r"(?i)no space"):
+            await install(plan, reach(world, path=small_disk))
+        assert read_tree(small_disk) == {}
+        assert litter(small_disk) == []
+
+    @pytest.mark.mounts
     @two_worlds
     async def test_a_full_disk_fails_and_leaves_the_old_folder(
         self, small_disk: Path, tmp_path: Path, reach: MakeRuntime, world: str

@@ -201,11 +201,11 @@ make_workspace() {
     shift
     set -- "$@" "$workspace/$path"
   done
-  reason=$(mkdir -- "$workspace" "$@" 2>&1) || stop D "$reason"
   keep='' locked=''
-  trap leave EXIT
+  trap leave EXIT # before: a disk that is full may have room for a part of it
   trap 'exit 1' HUP INT TERM
   trap '' PIPE
+  reason=$(mkdir -- "$workspace" "$@" 2>&1) || stop D "$reason"
 }
 
 # Wait until no other install publishes in this folder. Who holds the lock is named in it.
@@ -455,7 +455,7 @@ publish() {
   elif [ "$existing" = replace ]; then
     swap "$1" "$2"
   else
-    ! is_mount "$2" || say P "$2" ''
+    [ "$mounts" = '?' ] || ! holds_mount "$2" || say P "$2" ''
     merge "$1" "$2"
   fi
 }
