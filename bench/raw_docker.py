@@ -12,7 +12,7 @@ import attrs
 import httpx2
 import trio
 
-from bench.workloads import make_tar
+from bench.workloads import make_tar, targets, write_each
 from tests.services import Engine
 
 _numbers = itertools.count()
@@ -158,19 +158,11 @@ def docker_exec_per_file(box: Box, skill: Path, count: int) -> float:
                 env=box.engine.environment,
             )
 
-    async def main(files: dict[Path, str]) -> float:
-        start = time.perf_counter()
-        async with trio.open_nursery() as nursery:
-            for path, target in files.items():
-                nursery.start_soon(write, path, target)
-        return time.perf_counter() - start
-
     with box.fresh(count) as folder:
-        paths = [path for path in skill.rglob("*") if path.is_file()]
-        files = {path: f"{folder}/{path.relative_to(skill)}" for path in paths}
+        files = targets(skill, folder)
         parents = {target.rpartition("/")[0] for target in files.values()}
         box.engine.run(box.name, "mkdir", "-p", *parents)
-        return trio.run(main, files)
+        return write_each(write, files)
 
 
 def docker_cp(box: Box, source: Path, count: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import attrs
 import trio
 
+from bench.workloads import targets, write_each
 from tests.services import SshServer
 
 # Files go there, ours and the others': making 128 of them on a busy disk takes 10 to 70 ms, which
@@ -81,22 +83,14 @@ def ssh_per_file(host: Host, skill: Path, count: int, at_once: int) -> float:
     """Run `ssh` for each file, so many at once. The folders are there already."""
     limiter = trio.CapacityLimiter(at_once)
 
-    async def write(path: Path, target: Path) -> None:
-        remote = f"cat > {shlex.quote(str(target))}"
+    async def write(path: Path, target: str) -> None:
+        remote = f"cat > {shlex.quote(target)}"
         async with limiter:
             with path.open("rb") as source:
                 await trio.run_process([*host.command, remote], stdin=source.fileno())
 
-    async def main(files: dict[Path, Path]) -> float:
-        start = time.perf_counter()
-        async with trio.open_nursery() as nursery:
-            for path, target in files.items():
-                nursery.start_soon(write, path, target)
-        return time.perf_counter() - start
-
     with host.fresh(count) as folder:
-        paths = [path for path in skill.rglob("*") if path.is_file()]
-        files = {path: folder / path.relative_to(skill) for path in paths}
+        files = targets(skill, str(folder))
         for target in files.values():
-            target.parent.mkdir(parents=True, exist_ok=True)
-        return trio.run(main, files)
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+        return write_each(write, files)

@@ -6,8 +6,10 @@ import io
 import os
 import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+
+import trio
 
 SKILL_MD = b"---\nname: %s\ndescription: For measuring.\n---\n"
 
@@ -31,6 +33,25 @@ def make_tar(folder: Path, into: str) -> bytes:
             if path.is_file():
                 archive.add(path, f"{into}/{path.relative_to(folder)}")
     return buffer.getvalue()
+
+
+def write_each(write: Callable[[Path, str], Awaitable[None]], files: dict[Path, str]) -> float:
+    """Return how many seconds it takes to `write` every file, by its target, all at once."""
+
+    async def main() -> float:
+        start = time.perf_counter()
+        async with trio.open_nursery() as nursery:
+            for path, target in files.items():
+                nursery.start_soon(write, path, target)
+        return time.perf_counter() - start
+
+    return trio.run(main)
+
+
+def targets(skill: Path, folder: str) -> dict[Path, str]:
+    """Return the files of a skill, and where in `folder` each goes."""
+    paths = [path for path in skill.rglob("*") if path.is_file()]
+    return {path: f"{folder}/{path.relative_to(skill)}" for path in paths}
 
 
 def timed(work: Callable[[], object]) -> float:

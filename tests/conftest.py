@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -71,6 +72,16 @@ def podman() -> Iterator[Podman]:
             unavailable("podman", str(exc))
             raise
         yield engine
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of this machine's temporary files: empty, and with a short name for sockets."""
+    with tempfile.TemporaryDirectory(prefix="ts-") as folder:
+        for name in ("TMPDIR", "XDG_RUNTIME_DIR"):
+            monkeypatch.setenv(name, folder)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from typing import ClassVar
 import pytest
 import trio
 
+from tests.services import SshServer
 from trio_skills import CommandError, Runtime
 
 LITTER = ".trio-skills"
@@ -71,6 +72,11 @@ def _commands() -> Iterator[tuple[int, bytes]]:
             state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
             if line and state not in "ZX" and int(folder.name) != os.getpid():
                 yield int(folder.name), line
+
+
+def clients(ssh: SshServer) -> list[int]:
+    """Return the ids of the ssh processes of this machine that may log in there."""
+    return processes("ssh", str(ssh.config))
 
 
 async def running(*argv: str) -> None:
@@ -202,3 +208,40 @@ class RunningContract:
         assert (ended.exit_code, ended.stdout) == (0, b"done\n")
         for pid in processes("sleep", long):
             os.kill(pid, signal.SIGKILL)
+
+
+class CancelledRunContract:
+    """What a cancelled `run` leaves of processes that can be seen here: none."""
+
+    async def test_cancelled_it_leaves_no_process(self, runtime: Runtime) -> None:
+        one, two = a_long_time(), a_long_time()
+        async with trio.open_nursery() as nursery:
+            script = 'sleep "$1" & sleep "$2"; true'
+            nursery.start_soon(runtime.run, ["sh", "-c", script, "sh", one, two], {})
+            await running("sleep", one)
+            await running("sleep", two)
+            began = trio.current_time()
+            nursery.cancel_scope.cancel()
+        assert trio.current_time() - began < 1
+        await gone(one, within=0)
+        await gone(two, within=0)
+
+    async def test_cancelled_at_any_moment_it_leaves_no_process(self, runtime: Runtime) -> None:
+        """Also before it has begun to run what it is to run."""
+        chance = random.Random(1)
+        long = a_long_time()
+        for _ in range(40):
+            with trio.move_on_after(chance.uniform(0, 0.05)):
+                await runtime.run(["sleep", long], {})
+            await gone(long, within=1)
+
+    async def test_cancelled_it_ends_what_ignores_signals(self, runtime: Runtime) -> None:
+        long = a_long_time()
+        async with trio.open_nursery() as nursery:
+            script = "trap '' HUP INT TERM PIPE; while :; do sleep \"$1\"; done"
+            nursery.start_soon(runtime.run, ["sh", "-c", script, "sh", long], {})
+            await running("sleep", long)
+            began = trio.current_time()
+            nursery.cancel_scope.cancel()
+        assert trio.current_time() - began < 1
+        await gone(long, within=0)

@@ -15,7 +15,8 @@ from tests.corpus import SKILLS
 from tests.programs import run
 from tests.services import Engine
 from tests.test_corpus_install import source_tree
-from tests.trees import Content, Tree, make_skill, planned_tree, read_tree
+from tests.trees import Content, Tree, make_skill, planned_tree, read_tree, two_skills
+from tests.ways import every_image, every_strategy, with_tar
 from trio_skills import (
     DestinationError,
     Event,
@@ -34,20 +35,14 @@ from trio_skills.runtimes.docker import open_docker
 
 pytestmark = pytest.mark.docker
 
-STRATEGIES: tuple[Strategy, ...] = ("sequential", "batched", "concurrent", "packed")
-every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
-every_image = pytest.mark.parametrize("image", ["busybox", "debian", "no-tar", "no-shell"])
-with_tar = pytest.mark.parametrize("image", ["busybox", "debian"])
-
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
     """Two skills that belong to a user who is not in the container."""
-    pdf = make_skill(tmp_path / "source" / "pdf", {"bin/go": (b"#!/bin/sh\n", True), "a b": b"1"})
-    xlsx = make_skill(tmp_path / "source" / "xlsx", {"x/y/z": b"2" * 99_999, "empty": b""})
+    skills = two_skills(tmp_path / "source")
     if os.geteuid() == 0:
         subprocess.run(["chown", "-R", "4242:4243", tmp_path / "source"], check=True)
-    return plan_skills([pdf, xlsx])
+    return plan_skills(skills)
 
 
 @pytest.fixture

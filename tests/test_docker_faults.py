@@ -13,6 +13,7 @@ import trio.lowlevel
 from tests.containers import DEST, gone, litter, noise, processes, read_container, running, wired
 from tests.services import Engine
 from tests.trees import Tree, make_skill, planned_tree
+from tests.ways import every_image, with_shell, with_tar
 from trio_skills import (
     Existing,
     InstallError,
@@ -28,9 +29,6 @@ from trio_skills.runtimes.docker import open_docker
 in_thread = trio.to_thread.run_sync
 
 pytestmark = pytest.mark.docker
-with_tar = pytest.mark.parametrize("image", ["busybox", "debian"])
-with_shell = pytest.mark.parametrize("image", ["busybox", "debian", "no-tar"])
-every_image = pytest.mark.parametrize("image", ["busybox", "debian", "no-tar", "no-shell"])
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import trio
 
 from tests.containers import DEST, Inside, noise, put, read_container, wired, write_files
 from tests.services import Engine
-from tests.trees import Content, make_skill, planned_tree, read_tree
+from tests.trees import Content, make_skill, planned_tree, read_tree, two_skills
+from tests.ways import every_image, every_strategy, with_tar
 from trio_skills import (
     DestinationError,
     Existing,
@@ -23,17 +24,10 @@ from trio_skills import (
 
 pytestmark = pytest.mark.docker
 
-STRATEGIES: tuple[Strategy, ...] = ("sequential", "batched", "concurrent", "packed")
-every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
-every_image = pytest.mark.parametrize("image", ["busybox", "debian", "no-tar", "no-shell"])
-with_tar = pytest.mark.parametrize("image", ["busybox", "debian"])
-
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
-    pdf = make_skill(tmp_path / "source" / "pdf", {"bin/go": (b"#!/bin/sh\n", True), "a b": b"1"})
-    xlsx = make_skill(tmp_path / "source" / "xlsx", {"x/y/z": b"2" * 99_999, "empty": b""})
-    return plan_skills([pdf, xlsx])
+    return plan_skills(two_skills(tmp_path / "source"))
 
 
 class TestFileSystems:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shlex
 import subprocess
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import trio.lowlevel
 
 from tests.far_sides import (
     WORLDS,
+    CancelledRunContract,
     RunningContract,
     a_long_time,
     every_world,
@@ -27,7 +27,8 @@ from tests.far_sides import (
     two_worlds,
 )
 from tests.programs import MINDS_PERMISSIONS, WITHOUT_POWERS, run
-from tests.trees import Content, Tree, make_skill, planned_tree, read_tree, write_tree
+from tests.trees import Content, Tree, make_skill, planned_tree, read_tree, two_skills, write_tree
+from tests.ways import STRATEGIES, every_strategy
 from trio_skills import (
     DestinationError,
     Event,
@@ -47,8 +48,6 @@ from trio_skills import (
     plan_uploads,
 )
 
-STRATEGIES: tuple[Strategy, ...] = ("sequential", "batched", "concurrent", "packed")
-every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 # The others differ only in how many of the same commands run at once.
 either_way = pytest.mark.parametrize("strategy", ["sequential", "packed"])
 
@@ -74,9 +73,7 @@ HOSTILE += [
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
-    pdf = make_skill(tmp_path / "source" / "pdf", {"bin/go": (b"#!/bin/sh\n", True), "a b": b"1"})
-    xlsx = make_skill(tmp_path / "source" / "xlsx", {"x/y/z": b"2" * 99_999, "empty": b""})
-    return plan_skills([pdf, xlsx])
+    return plan_skills(two_skills(tmp_path / "source"))
 
 
 @pytest.fixture
@@ -724,46 +721,13 @@ class TestVerifying:
         assert isinstance(caught.value.exceptions[0].__cause__, VerifyError)
 
 
-class TestRunning(RunningContract):
+class TestRunning(RunningContract, CancelledRunContract):
     @pytest.fixture(params=WORLDS)
     def runtime(self, request: pytest.FixtureRequest, reach: MakeRuntime) -> ExecRuntime:
         return reach(request.param)
 
     async def test_it_runs_in_the_folder(self, runtime: ExecRuntime, root: Path) -> None:
         assert (await runtime.run(["pwd"], {})).stdout == f"{root}\n".encode()
-
-    async def test_cancelled_it_leaves_no_process(self, runtime: ExecRuntime) -> None:
-        one, two = a_long_time(), a_long_time()
-        async with trio.open_nursery() as nursery:
-            script = 'sleep "$1" & sleep "$2"; true'
-            nursery.start_soon(runtime.run, ["sh", "-c", script, "sh", one, two], {})
-            await running("sleep", one)
-            await running("sleep", two)
-            began = trio.current_time()
-            nursery.cancel_scope.cancel()
-        assert trio.current_time() - began < 1
-        await gone(one, within=0)
-        await gone(two, within=0)
-
-    async def test_cancelled_at_any_moment_it_leaves_no_process(self, runtime: ExecRuntime) -> None:
-        """Also before it has begun to run what it is to run."""
-        chance = random.Random(1)
-        long = a_long_time()
-        for _ in range(20):
-            with trio.move_on_after(chance.uniform(0, 0.05)):
-                await runtime.run(["sleep", long], {})
-            await gone(long, within=1)
-
-    async def test_cancelled_it_ends_what_ignores_signals(self, runtime: ExecRuntime) -> None:
-        long = a_long_time()
-        async with trio.open_nursery() as nursery:
-            script = "trap '' HUP INT TERM PIPE; while :; do sleep \"$1\"; done"
-            nursery.start_soon(runtime.run, ["sh", "-c", script, "sh", long], {})
-            await running("sleep", long)
-            began = trio.current_time()
-            nursery.cancel_scope.cancel()
-        assert trio.current_time() - began < 1
-        await gone(long, within=0)
 
 
 class TestCancelling:

@@ -15,6 +15,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.trees import make_skill
+from tests.ways import every_strategy
 from trio_skills import (
     DestinationError,
     Event,
@@ -46,9 +47,6 @@ from trio_skills.testing import (
     MemoryRuntime,
     PackingMemoryRuntime,
 )
-
-STRATEGIES: tuple[Strategy, ...] = ("sequential", "batched", "concurrent", "packed")
-every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import trio.lowlevel
 
 from property_tests.test_install_properties import CancelAtStep
 from tests.trees import Tree, make_skill, planned_tree, read_tree, write_tree
+from tests.ways import STRATEGIES, every_strategy
 from trio_skills import (
     DestinationError,
     Event,
@@ -34,9 +35,6 @@ from trio_skills import (
 )
 from trio_skills.runtimes._files import Files
 from trio_skills.runtimes._staging import TEMPORARY
-
-STRATEGIES: tuple[Strategy, ...] = ("sequential", "batched", "concurrent", "packed")
-every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from tests.far_sides import litter
-from tests.trees import Content, Tree, make_skill, planned_tree, read_tree, write_tree
+from tests.trees import Content, Tree, make_skill, planned_tree, read_tree, two_skills, write_tree
 from trio_skills import (
     DestinationError,
     Existing,
@@ -68,9 +68,7 @@ def folder(tmp_path: Path) -> Folder:
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
-    pdf = make_skill(tmp_path / "source" / "pdf", {"bin/go": (b"#!/bin/sh\n", True), "a b": b"1"})
-    xlsx = make_skill(tmp_path / "source" / "xlsx", {"x/y/z": b"2" * 99_999, "empty": b""})
-    return plan_skills([pdf, xlsx])
+    return plan_skills(two_skills(tmp_path / "source"))
 
 
 def files_in(folder: Path) -> dict[str, bytes]:

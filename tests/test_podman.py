@@ -13,7 +13,8 @@ from tests.containers import noise
 from tests.far_sides import LITTER, RunningContract, a_long_time
 from tests.programs import run
 from tests.services import Podman
-from tests.trees import Tree, make_skill, planned_tree, read_tree
+from tests.trees import Tree, make_skill, planned_tree, read_tree, two_skills
+from tests.ways import every_strategy
 from trio_skills import (
     ExecRuntime,
     Existing,
@@ -32,8 +33,6 @@ from trio_skills import (
 pytestmark = pytest.mark.podman
 
 DEST = "/root/.agents/skills"
-STRATEGIES: tuple[Strategy, ...] = ("sequential", "batched", "concurrent", "packed")
-every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 
 
 @pytest.fixture(autouse=True)
@@ -57,9 +56,7 @@ def empty(podman: Podman, container: str) -> str:
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
-    pdf = make_skill(tmp_path / "source" / "pdf", {"bin/go": (b"#!/bin/sh\n", True), "a b": b"1"})
-    xlsx = make_skill(tmp_path / "source" / "xlsx", {"x/y/z": b"2" * 99_999, "empty": b""})
-    return plan_skills([pdf, xlsx])
+    return plan_skills(two_skills(tmp_path / "source"))
 
 
 def read(podman: Podman, container: str, folder: str, to: Path) -> Tree:

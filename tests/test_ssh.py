@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -14,11 +13,18 @@ import trio
 import trio.lowlevel
 
 from tests.corpus import SKILLS
-from tests.far_sides import RunningContract, a_long_time, gone, litter, processes, running
+from tests.far_sides import (
+    CancelledRunContract,
+    RunningContract,
+    clients,
+    litter,
+    processes,
+)
 from tests.programs import run
 from tests.services import SshServer
 from tests.test_corpus_install import source_tree
-from tests.trees import Content, Tree, make_skill, planned_tree, read_tree, write_tree
+from tests.trees import Content, Tree, make_skill, planned_tree, read_tree, two_skills, write_tree
+from tests.ways import STRATEGIES, every_strategy
 from trio_skills import (
     DestinationError,
     Existing,
@@ -37,8 +43,6 @@ from trio_skills import (
 
 pytestmark = pytest.mark.ssh
 
-STRATEGIES: tuple[Strategy, ...] = ("sequential", "batched", "concurrent", "packed")
-every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 every_port = pytest.mark.parametrize("kind", ["port", "banner_port", "no_tar_port"])
 
 
@@ -50,29 +54,12 @@ def first_in_path(ssh: SshServer, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
-    pdf = make_skill(tmp_path / "source" / "pdf", {"bin/go": (b"#!/bin/sh\n", True), "a b": b"1"})
-    xlsx = make_skill(tmp_path / "source" / "xlsx", {"x/y/z": b"2" * 99_999, "empty": b""})
-    return plan_skills([pdf, xlsx])
+    return plan_skills(two_skills(tmp_path / "source"))
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return tmp_path / "far side" / "skills"
-
-
-@pytest.fixture
-def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of this machine's temporary files: empty, and with a short name for sockets."""
-    with tempfile.TemporaryDirectory(prefix="ts-") as folder:
-        for name in ("TMPDIR", "XDG_RUNTIME_DIR"):
-            monkeypatch.setenv(name, folder)
-        monkeypatch.setattr(tempfile, "tempdir", None)
-        yield Path(folder)
-
-
-def clients(ssh: SshServer) -> list[int]:
-    """Return the ids of the ssh processes of this machine that may log in there."""
-    return processes("ssh", str(ssh.config))
 
 
 class TestInstalling:
@@ -273,7 +260,7 @@ class TestConnections:
         assert len(read_tree(root)) == 120
 
 
-class TestRunning(RunningContract):
+class TestRunning(RunningContract, CancelledRunContract):
     @pytest.fixture(params=["port", "banner_port"])
     async def runtime(
         self, ssh: SshServer, root: Path, request: pytest.FixtureRequest
@@ -284,41 +271,13 @@ class TestRunning(RunningContract):
     async def test_it_runs_in_the_folder(self, runtime: Runtime, root: Path) -> None:
         assert (await runtime.run(["pwd"], {})).stdout == f"{root}\n".encode()
 
-    async def test_cancelled_it_leaves_no_process(self, ssh: SshServer, runtime: Runtime) -> None:
+    async def test_a_cancelled_command_leaves_the_connection_and_no_client(
+        self, ssh: SshServer, runtime: Runtime
+    ) -> None:
         before = clients(ssh)
-        one, two = a_long_time(), a_long_time()
-        async with trio.open_nursery() as nursery:
-            script = 'sleep "$1" & sleep "$2"; true'
-            nursery.start_soon(runtime.run, ["sh", "-c", script, "sh", one, two], {})
-            await running("sleep", one)
-            await running("sleep", two)
-            began = trio.current_time()
-            nursery.cancel_scope.cancel()
-        assert trio.current_time() - began < 1
-        await gone(one, within=0)
-        await gone(two, within=0)
+        await self.test_cancelled_it_leaves_no_process(runtime)
         assert clients(ssh) == before
         assert (await runtime.run(["echo", "still there"], {})).stdout == b"still there\n"
-
-    async def test_cancelled_at_any_moment_it_leaves_no_process(self, runtime: Runtime) -> None:
-        """Also before it has begun to run what it is to run."""
-        chance = random.Random(1)
-        long = a_long_time()
-        for _ in range(40):
-            with trio.move_on_after(chance.uniform(0, 0.05)):
-                await runtime.run(["sleep", long], {})
-            await gone(long, within=1)
-
-    async def test_cancelled_it_ends_what_ignores_signals(self, runtime: Runtime) -> None:
-        long = a_long_time()
-        async with trio.open_nursery() as nursery:
-            script = "trap '' HUP INT TERM PIPE; while :; do sleep \"$1\"; done"
-            nursery.start_soon(runtime.run, ["sh", "-c", script, "sh", long], {})
-            await running("sleep", long)
-            began = trio.current_time()
-            nursery.cancel_scope.cancel()
-        assert trio.current_time() - began < 1
-        await gone(long, within=0)
 
 
 class TestCancelling:

@@ -10,9 +10,8 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -20,7 +19,7 @@ import pytest
 import trio
 
 from property_tests.test_install_properties import CancelAtStep
-from tests.far_sides import a_long_time, gone, litter, processes, running
+from tests.far_sides import a_long_time, clients, gone, litter, running
 from tests.programs import PROGRAM
 from tests.services import SshServer
 from tests.services.cutting import Wire, tcp_wire
@@ -62,21 +61,6 @@ def plan(tmp_path: Path) -> Plan:
 @pytest.fixture
 def old(tmp_path: Path) -> Plan:
     return plan_skills([make_skill(tmp_path / "old" / "pdf", {"x/0": b"old", "only-old": b"1"})])
-
-
-@pytest.fixture
-def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of this machine's temporary files: empty, and with a short name for sockets."""
-    with tempfile.TemporaryDirectory(prefix="ts-") as folder:
-        for name in ("TMPDIR", "XDG_RUNTIME_DIR"):
-            monkeypatch.setenv(name, folder)
-        monkeypatch.setattr(tempfile, "tempdir", None)
-        yield Path(folder)
-
-
-def clients(ssh: SshServer) -> list[int]:
-    """Return the ids of the ssh processes of this machine that may log in there."""
-    return processes("ssh", str(ssh.config))
 
 
 def configured(ssh: SshServer, tmp_path: Path, **changes: str) -> tuple[str, ...]:

@@ -60,3 +60,11 @@ def planned_tree(plan: Plan) -> Tree:
         )
         for upload in plan.uploads
     }
+
+
+def two_skills(folder: Path) -> list[Path]:
+    """Make two skills with six files: a program, a name with a space, a deep one, an empty one."""
+    return [
+        make_skill(folder / "pdf", {"bin/go": (b"#!/bin/sh\n", True), "a b": b"1"}),
+        make_skill(folder / "xlsx", {"x/y/z": b"2" * 99_999, "empty": b""}),
+    ]

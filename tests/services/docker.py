@@ -68,13 +68,8 @@ class Engine:
         an overlay file system cannot rename.
         """
         if name not in self.images:
-            tree = self.folder / "images" / name
-            make_tree(name, tree)
-            archive = subprocess.run(
-                ["tar", "-C", tree, "-c", "."], capture_output=True, check=True
-            )
-            self.docker("import", "--change", f"ENV PATH={PATH}", "-", name, input=archive.stdout)
-            shutil.rmtree(tree)
+            archive = image_archive(name, self.folder)
+            self.docker("import", "--change", f"ENV PATH={PATH}", "-", name, input=archive)
             self.images.add(name)
         return name
 
@@ -130,6 +125,15 @@ def docker_engine() -> Iterator[Engine]:
             # It stays mounted, and the folder could not be removed.
             mounted = engine.folder / "exec" / "netns" / "default"
             subprocess.run(["umount", "--lazy", mounted], capture_output=True, check=False)
+
+
+def image_archive(name: str, folder: Path) -> bytes:
+    """Return the files of an image as a tar; they are made in a folder of `folder`."""
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        tree = Path(made) / name
+        make_tree(name, tree)
+        command = ["tar", "-C", str(tree), "-c", "."]
+        return subprocess.run(command, capture_output=True, check=True).stdout
 
 
 def make_tree(name: str, tree: Path) -> None:

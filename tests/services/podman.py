@@ -14,7 +14,7 @@ from pathlib import Path
 
 import attrs
 
-from tests.services.docker import PATH, make_tree
+from tests.services.docker import PATH, image_archive
 from tests.services.processes import Unavailable
 
 _numbers = count()
@@ -66,13 +66,8 @@ class Podman:
     def image(self, name: str) -> str:
         """Build an image, once: any of the Docker engine's."""
         if name not in self.images:
-            tree = self.folder / "images" / name
-            make_tree(name, tree)
-            archive = subprocess.run(
-                ["tar", "-C", tree, "-c", "."], capture_output=True, check=True
-            )
-            self.podman("import", "--change", f"ENV PATH={PATH}", "-", name, stdin=archive.stdout)
-            shutil.rmtree(tree)
+            archive = image_archive(name, self.folder)
+            self.podman("import", "--change", f"ENV PATH={PATH}", "-", name, stdin=archive)
             self.images.add(name)
         return f"localhost/{name}"
 
