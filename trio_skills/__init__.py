@@ -1,6 +1,28 @@
 """Put agent skills into sandboxes: fast, whole, and with every outcome known."""
 
+from trio_skills._archive import (
+    Archive as Archive,
+)
+from trio_skills._archive import (
+    ArchiveInfo as ArchiveInfo,
+)
+from trio_skills._archive import (
+    write_archive as write_archive,
+)
+from trio_skills._archive_cache import (
+    ArchiveCache as ArchiveCache,
+)
+from trio_skills._archive_cache import (
+    ArchiveCacheStatistics as ArchiveCacheStatistics,
+)
+from trio_skills._archive_cache import (
+    Refresh as Refresh,
+)
 from trio_skills._collisions import OnCollision as OnCollision
+from trio_skills._compress import Compression as Compression
+from trio_skills._errors import (
+    ArchiveError as ArchiveError,
+)
 from trio_skills._errors import (
     CommandError as CommandError,
 )
@@ -95,6 +117,8 @@ from trio_skills._runtime import (
     WritesMany as WritesMany,
 )
 from trio_skills._skill import Skill as Skill
+from trio_skills._sources import Extracts as Extracts
+from trio_skills._sources import install_sources as install_sources
 from trio_skills._transfers import Strategy as Strategy
 from trio_skills._tree import Excluded as Excluded
 from trio_skills._upload import Upload as Upload

@@ -13,6 +13,10 @@ import posixpath
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+import attrs
 
 CHUNK = 2**20
 """How many bytes of one file are held at most where it is read piece by piece."""
@@ -41,9 +45,19 @@ def folders_above(path: str) -> Iterator[str]:
             return
 
 
+def is_utf8(path: str) -> bool:
+    """Whether a path can be written in UTF-8, and Python did not stand in for other bytes."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def target_parts(target: str) -> list[str]:
     """Return the parts of a target, which is UTF-8 whatever this process's locale is."""
-    return [os.fsdecode(part.encode()) for part in components(target)]
+    parts = components(target)
+    return parts if target.isascii() else [os.fsdecode(part.encode()) for part in parts]
 
 
 def open_folder(root: int, parts: list[str], *, create: bool = False) -> int:
@@ -52,12 +66,15 @@ def open_folder(root: int, parts: list[str], *, create: bool = False) -> int:
     `create` makes the folders that are missing. Raises `OSError`; `NotADirectoryError` where a link
     or a file stands in the way.
     """
-    folder = os.open(".", _FOLDER, dir_fd=root)
+    if not parts:
+        return os.open(".", _FOLDER, dir_fd=root)
+    folder = root
     for part in parts:
         try:
             below = _open_part(folder, part, create=create)
         finally:
-            os.close(folder)
+            if folder != root:
+                os.close(folder)
         folder = below
     return folder
 
@@ -76,6 +93,43 @@ def _open_part(folder: int, part: str, *, create: bool) -> int:
     with suppress(FileExistsError):
         os.mkdir(part, dir_fd=folder)
     return os.open(part, _FOLDER, dir_fd=folder)
+
+
+@attrs.define
+class Cursor:
+    """The folder that was opened last beneath a root: neighbours in a sorted list share it."""
+
+    root: int
+    create: bool = False
+    parts: list[str] | None = None
+    folder: int = -1
+
+    def locate(self, parts: list[str]) -> tuple[int, str]:
+        """Return the folder, a descriptor that stays the cursor's, and the name of an entry."""
+        if not parts:
+            raise IsADirectoryError(errno.EISDIR, "the root itself is no file")
+        *above, name = parts
+        if above != self.parts:
+            self.close()
+            self.folder = open_folder(self.root, above, create=self.create)
+            self.parts = above
+        return self.folder, name
+
+    def close(self) -> None:
+        if self.parts is not None:
+            os.close(self.folder)
+            self.parts = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 def open_file(path: str | os.PathLike[str], folder: int | None = None) -> int:

@@ -67,6 +67,10 @@ class DestinationError(PlanError):
     """
 
 
+class ArchiveError(PlanError):
+    """A source tree was refused: a member is missing, a link leads out of it, a FIFO is in it."""
+
+
 class UploadError(TrioSkillsError):
     """One planned file is not in the sandbox as planned; `__cause__` says why, pickled too."""
 
@@ -81,7 +85,10 @@ class UploadError(TrioSkillsError):
 
 
 class SourceChangedError(TrioSkillsError):
-    """A file is not what it was when the plan was made; make a new plan."""
+    """A file is not what it was when the plan was made, or when its archive was begun; do it again.
+
+    The message names the file.
+    """
 
 
 class VerifyError(TrioSkillsError):

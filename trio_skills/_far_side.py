@@ -21,7 +21,7 @@ from trio_skills._errors import CommandError, DestinationError, Problem
 from trio_skills._printable import one_line, printable
 from trio_skills._runtime import Existing, FileState, RunResult
 from trio_skills._transfers import by_folder
-from trio_skills._upload import Upload
+from trio_skills._upload import Packed, Upload
 
 
 def _without_comments(text: str) -> str:
@@ -170,6 +170,8 @@ class Parcel:
     """Each with its path beneath that folder."""
     holds_folders: bool
     """Whether the first part of each path is a skill folder, to appear whole."""
+    _made: list[bytes] | None = attrs.field(default=None, eq=False, repr=False)
+    """The archive, once it was made, where the uploads are in memory: the same for everybody."""
 
     def call(self, path: str, existing: Existing, *archive: str) -> Call:
         """Return the call that unpacks it, in a sandbox opened at `path`; see `far_side.sh`."""
@@ -183,6 +185,10 @@ class Parcel:
         owner: _tar.Owner | None = None,
     ) -> Generator[bytes, None, None]:
         """Yield the archive; `errors` gets, by target, what could not be sent: see `_tar`."""
+        if self._made is not None and owner is None:
+            if not self._made:
+                self._made.extend(self._pieces(existing, errors, owner))
+            return _tar.joined(piece for piece in self._made)
         return _tar.joined(self._pieces(existing, errors, owner))
 
     def _pieces(
@@ -224,6 +230,15 @@ class Parcel:
 
 def parcels(uploads: Sequence[Upload], folders: Sequence[str]) -> list[Parcel]:
     """Return uploads as parcels: skill folders by where they are, and all other files."""
+    if not isinstance(uploads, Packed):
+        return _parcels(uploads, folders)
+    key = ("parcels", *folders)
+    if key not in uploads.made:
+        uploads.made[key] = [attrs.evolve(p, made=[]) for p in _parcels(uploads, folders)]
+    return list(uploads.made[key])
+
+
+def _parcels(uploads: Sequence[Upload], folders: Sequence[str]) -> list[Parcel]:
     inside: dict[str, list[tuple[str, Upload]]] = {}
     loose: dict[bool, list[Upload]] = {}
     for folder, members in by_folder(uploads, frozenset(folders)):

@@ -7,7 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from trio_skills._errors import PlanError, Problem
-from trio_skills._tree import DEFAULT_EXCLUDED, why_no_folder, wrong_source
+from trio_skills._exclude import DEFAULT_EXCLUDED
+from trio_skills._tree import why_no_folder, wrong_source
 
 
 def find_skills(root: str | os.PathLike[str]) -> list[Path]:

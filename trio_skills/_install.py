@@ -11,28 +11,30 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import get_args
 
 import attrs
 import trio
 
 from trio_skills import _commands
+from trio_skills._archive_cache import ArchiveCache
 from trio_skills._errors import (
     DestinationError,
     PlanError,
     Problem,
+    SourceChangedError,
     UploadError,
     VerifyError,
 )
 from trio_skills._events import Event, InstallEnded, TransferEnded, TransferStarted
+from trio_skills._inspection import inspect
 from trio_skills._limits import Limits
 from trio_skills._plan import Plan
-from trio_skills._report import InstallError, Outcome, Report
+from trio_skills._report import Outcome, Report, install_error
 from trio_skills._runtime import (
     Existing,
     FileState,
-    Inspects,
     RunResult,
     Runtime,
     SetsExecutable,
@@ -60,6 +62,7 @@ async def install(
     existing: Existing = "merge",
     verify: bool = False,
     skip_unchanged: bool = False,
+    archives: ArchiveCache | None = None,
     on_event: Callable[[Event], None] | None = None,
 ) -> Report:
     """Put every file of `plan` into a sandbox, and return what became of each.
@@ -77,6 +80,8 @@ async def install(
         verify: Whether to hash, in the end, what is there.
         skip_unchanged: Whether to look first, and send only what differs in its bytes or its
             execute bit.
+        archives: Where what travels packed is held, so that the installs that share one cache read
+            and pack the files of a plan once. By default each reads them anew.
         on_event: Called in the event loop with each `Event`; it must not block. Should it raise,
             that is logged and it is not called again.
 
@@ -109,6 +114,7 @@ async def install(
         strategy=strategy,
         batch_size=batch_size,
         existing=existing,
+        archives=archives,
         on_event=on_event,
         bearable=None if bearable is None else Limits(max_in_flight=bearable),
     )
@@ -125,7 +131,7 @@ async def install(
         report = job.report()
         job.emit(InstallEnded(report))
     if report.failed:
-        raise _install_error(report)
+        raise install_error(report)
     return report
 
 
@@ -146,12 +152,6 @@ def _check_arguments(
         raise ValueError("existing 'replace' sends whole folders: it cannot skip unchanged files")
 
 
-def _install_error(report: Report) -> InstallError:
-    errors = [outcome.error for outcome in report.failed if outcome.error is not None]
-    message = f"{len(errors)} of {len(report.outcomes)} files failed; first {errors[0]}"
-    return InstallError(message, errors, report=report)
-
-
 @attrs.define
 class _Job:
     """One install under way. Each method is a phase, and has a checkpoint."""
@@ -164,6 +164,7 @@ class _Job:
     strategy: Strategy
     batch_size: int
     existing: Existing
+    archives: ArchiveCache | None
     on_event: Callable[[Event], None] | None
     bearable: Limits | None
     """What the runtime can bear, where that is known."""
@@ -310,14 +311,7 @@ class _Job:
             raise _commands.failed("chmod", result)
 
     async def _inspect(self, targets: Sequence[str]) -> dict[str, FileState]:
-        if isinstance(self.runtime, Inspects):
-            async with self._slot():
-                return dict(await self.runtime.inspect(targets))
-        states: dict[str, FileState] = {}
-        await trio.lowlevel.checkpoint()
-        for argv, batch in _commands.inspect(targets):
-            states |= _commands.read_inspection(batch, await self._run(argv))
-        return states
+        return await inspect(self.runtime, targets, self._slot)
 
     # From here on, a checkpoint for each file is the runtime's affair: `transfer` has its own.
 
@@ -363,9 +357,8 @@ class _Job:
         self.round_trips += 1
         uploads = transfer.uploads
         try:
-            result = await packer.write_many(
-                uploads, folders=transfer.folders, existing=self.existing
-            )
+            held = await self._held(uploads)
+            result = await packer.write_many(held, folders=transfer.folders, existing=self.existing)
             errors = result.errors
             if len(errors) != len(uploads):
                 raise RuntimeError(f"write_many has {len(errors)} outcomes, not {len(uploads)}")
@@ -378,6 +371,15 @@ class _Job:
             errors = [exc] * len(uploads)
         for upload, error in zip(uploads, errors, strict=True):
             self._record(upload, error, transfer, started)
+
+    async def _held(self, uploads: Sequence[Upload]) -> Sequence[Upload]:
+        """Return the same uploads, their contents in memory, if there is a cache to hold them."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self.archives is not None:
+            # A file that cannot be read is an outcome of its own, found out when it is sent.
+            with suppress(OSError, SourceChangedError):
+                return await self.archives.packed(uploads)
+        return uploads
 
     async def _write_each(self, transfer: Transfer, started: float) -> None:  # noqa: ASYNC910
         """Settle a failed batch file by file, so that exactly the files that fail are blamed."""

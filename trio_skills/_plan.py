@@ -5,7 +5,6 @@ No sandbox, no Trio and no clock: a plan is a function of the folders' content.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import posixpath
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,9 +13,10 @@ from typing import get_args
 
 import attrs
 
-from trio_skills._beneath import components
+from trio_skills._beneath import components, is_utf8
 from trio_skills._collisions import OnCollision, case_clashes, resolve
 from trio_skills._errors import PlanError, Problem, describe
+from trio_skills._exclude import Exclusion
 from trio_skills._printable import printable
 from trio_skills._skill import Skill, parse_skill
 from trio_skills._tree import (
@@ -24,12 +24,11 @@ from trio_skills._tree import (
     MAX_PATH,
     Excluded,
     Tree,
-    exclusion,
     read_tree,
     why_no_folder,
     wrong_source,
 )
-from trio_skills._upload import Upload
+from trio_skills._upload import Upload, digest_of
 
 
 @attrs.frozen
@@ -62,11 +61,7 @@ class Plan:
     @property
     def digest(self) -> str:
         """SHA-256, in hexadecimal, over every target, execute bit and content: the plan's name."""
-        sha256 = hashlib.sha256()
-        for upload in self.uploads:
-            mode = "x" if upload.executable else "-"
-            sha256.update(f"{upload.target}\0{mode}\0{upload.digest}\0".encode())
-        return sha256.hexdigest()
+        return digest_of(self.uploads)
 
 
 def plan_skills(
@@ -105,7 +100,7 @@ def plan_skills(
     _check_policy(on_collision)
     problems = _check_dest(dest)
     dest = _normal(dest) if not problems else "."  # said once, not again for each file
-    rule = exclusion(tuple(exclude))
+    rule = Exclusion.of(tuple(exclude))
     skills: list[Skill] = []
     folders: dict[str, Path] = {}
     uploads: list[Upload] = []
@@ -179,17 +174,9 @@ def _normal(path: str) -> str:
 def _check_dest(dest: str) -> list[Problem]:
     if ".." in dest.split("/"):
         return [Problem("dest-invalid", dest, "a destination has no '..'")]
-    if "\0" in dest or not _is_utf8(dest):
+    if "\0" in dest or not is_utf8(dest):
         return [Problem("dest-invalid", dest, "a destination is UTF-8, without NUL")]
     return []
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _distinct(

@@ -194,6 +194,13 @@ class InstallError(ExceptionGroup[Exception], TrioSkillsError):
         return _rebuild, (type(self), self.message, self.exceptions, self.report)
 
 
+def install_error(report: Report, what: str = "files") -> InstallError:
+    """Return the error for a report in which something failed."""
+    errors = [outcome.error for outcome in report.failed if outcome.error is not None]
+    message = f"{len(errors)} of {len(report.outcomes)} {what} failed; first {errors[0]}"
+    return InstallError(message, errors, report=report)
+
+
 def _rebuild(
     cls: type[InstallError], message: str, errors: Sequence[Exception], report: Report
 ) -> InstallError:

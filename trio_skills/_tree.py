@@ -10,21 +10,17 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
-import pathspec
 
 from trio_skills._beneath import components, open_file, open_folder, read_chunks
 from trio_skills._errors import Problem, describe
+from trio_skills._exclude import Exclusion
 from trio_skills._printable import printable
 from trio_skills._skill import MAX_CHECKED
-
-DEFAULT_EXCLUDED = (".git", "__pycache__", "*.pyc", ".DS_Store")
-"""What is left out unless a pattern takes it back in. No other rule: dotfiles belong to a skill."""
 
 MAX_NAME = 255
 """Bytes of one name: what file systems hold."""
@@ -80,18 +76,7 @@ class Tree:
     """The beginning of the `SKILL.md`, as much as is checked; None where there is none."""
 
 
-def exclusion(patterns: tuple[str, ...]) -> pathspec.GitIgnoreSpec:
-    """Return the rule for what is left out: the default, then gitignore `patterns` over it.
-
-    Raises `ValueError` for what is no pattern.
-    """
-    try:
-        return pathspec.GitIgnoreSpec.from_lines([*DEFAULT_EXCLUDED, *patterns])
-    except (ValueError, re.error) as exc:
-        raise ValueError(f"exclude has what is no gitignore pattern: {exc}") from exc
-
-
-def read_tree(folder: Path, exclude: pathspec.GitIgnoreSpec) -> Tree:
+def read_tree(folder: Path, exclude: Exclusion) -> Tree:
     """Read every file of `folder` once. Raises `OSError` where the folder itself cannot be read."""
     tree = Tree(Path(os.path.realpath(folder, strict=True)))
     root = os.open(tree.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -143,7 +128,7 @@ class _Reader:
     folder: Path
     tree: Tree
     root: int
-    exclude: pathspec.GitIgnoreSpec
+    exclude: Exclusion
     entries: int = 0
     linked: int = 0
     measured: dict[tuple[int, int, int], _Measure] = attrs.Factory(dict)
@@ -198,7 +183,9 @@ class _Reader:
             return
         real = folder.real + entry.name
         is_folder = entry.is_dir(follow_symlinks=False)
-        if self._is_excluded(path, is_folder):
+        if pattern := self.exclude.leaves_out(path, entry.name, is_folder):
+            shown = os.path.join(self.folder, path + "/" * is_folder)
+            self.tree.excluded.append(Excluded(shown, pattern))
             return
         if entry.is_symlink():
             yield from self._read_link(folder, path, real)
@@ -208,15 +195,6 @@ class _Reader:
             self._read_file(path, real, entry.name, descriptor)
         else:
             self._refuse(path, "not-a-file", "a FIFO, a socket or a device cannot be installed")
-
-    def _is_excluded(self, path: str, is_folder: bool) -> bool:
-        path += "/" * is_folder
-        verdict = self.exclude.check_file(path)
-        if verdict.include and verdict.index is not None:
-            pattern = str(self.exclude.patterns[verdict.index].pattern)
-            self.tree.excluded.append(Excluded(os.path.join(self.folder, path), pattern))
-            return True
-        return False
 
     def _read_link(self, folder: _Folder, path: str, real: str) -> Iterator[_Folder]:
         try:

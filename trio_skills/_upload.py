@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Hashable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -89,6 +90,23 @@ class Upload:
         if size != self.size or self.digest not in (None, digest):
             path = printable(str(self.source))
             raise SourceChangedError(f"{path} changed after it was planned; plan again")
+
+
+class Packed(tuple[Upload, ...]):  # noqa: SLOT001  # a tuple with `__slots__` has no attributes
+    """Uploads whose contents are held in memory, to be sent more than once."""
+
+    def __init__(self, uploads: Iterable[Upload] = ()) -> None:
+        self.made: dict[Hashable, Any] = {}  # Any: whoever sends them knows what it is
+        """What was made of them to send them, so that it is made once."""
+
+
+def digest_of(uploads: Iterable[Upload]) -> str:
+    """Return the SHA-256, in hexadecimal, over every target, execute bit and content."""
+    sha256 = hashlib.sha256()
+    for upload in uploads:
+        mode = "x" if upload.executable else "-"
+        sha256.update(f"{upload.target}\0{mode}\0{upload.digest}\0".encode())
+    return sha256.hexdigest()
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

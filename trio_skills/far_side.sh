@@ -18,6 +18,8 @@
 #   end    the marker                                       and is being removed: to be finished
 #                                                    gone/  names of what was removed: to be put there
 #
+# A source archive is unpacked into new/ in the same way, and the marker made when it was whole.
+#
 # The workspace's name says which process it belongs to, so that the next install here can tell one
 # that was killed: it puts back, or finishes, what that one had begun, and removes the rest. Installs
 # into one folder publish one after another: who does has the folder .trio-skills-lock there.
@@ -499,30 +501,85 @@ owner() {
   done </proc/self/status
 }
 
-# write_many EXISTING folders|files [ARCHIVE]: standard input, or ARCHIVE, is a tar archive.
-write_many() {
-  existing=$1 kind=$2 archive=${3-}
+# unpack_into FOLDER [ARCHIVE]: unpack standard input, or ARCHIVE, into FOLDER of a new workspace.
+unpack_into() {
+  into=$1 archive=${2-}
   # What the input of a command is that another runtime runs, nobody knows.
   [ -z "$archive" ] || [ "$archive" = - ] || exec </dev/null
   need mkdir mv rm
   [ "$archive" = - ] || need tar
+  [ "$format" != gzip ] || need gzip
   enter
   know_myself
   make_workspace new old swap gone
+  [ "$into" = . ] || reason=$(mkdir -- "$workspace/$into" 2>&1) || stop D "$reason"
   if [ "$archive" = - ]; then
     # Others unpack it there, and say so.
-    say W "$(pwd -P)/$workspace" "$(owner)"
+    say W "$(pwd -P)/$workspace/$into" "$(owner)"
     read -r _ || exit 1
-    [ -f "$workspace/end" ] || stop T 'the transfer was cut off'
-    commit
     return
   elif [ "$archive" ]; then
     mv -f -- "./$archive" "$workspace/archive" && exec <"$workspace/archive" ||
       stop T 'the archive is not there'
   fi
-  reason=$(tar -x -o -m -f - -C "$workspace" 2>&1) || stop T "tar failed: $reason"
-  [ -f "$workspace/end" ] || stop T 'the transfer was cut off'
+  reason=$(unpack 2>&1) || stop T "tar failed: $reason"
+}
+
+unpack() {
+  case $format in
+  # It checks what it unpacks, so it knows whether it has the whole.
+  gzip) { gzip -dc && : >"$workspace/end"; } | tar -x -o -f - -C "$workspace/$into" ;;
+  tar) tar -x -o -f - -C "$workspace/$into" ;;
+  # Skills are as old as their being put there, by the sandbox's own clock.
+  *) tar -x -o -m -f - -C "$workspace/$into" ;;
+  esac
+}
+
+is_whole() { [ -f "$workspace/end" ] || stop T 'the transfer was cut off'; }
+
+# write_many EXISTING folders|files [ARCHIVE]: standard input, or ARCHIVE, is a tar archive.
+write_many() {
+  existing=$1 kind=$2 format=
+  unpack_into . "${3-}"
+  is_whole
   commit
+}
+
+# Where it is noted which source archive a folder was made of: its digest, in a file of that name.
+records=./.trio-skills.sources
+
+# write_source NAME gzip|tar DIGEST [ARCHIVE]: the archive is what belongs into the folder NAME. A tar
+# has one member more, which is called as the NONCE is, to show that all of it arrived.
+write_source() {
+  name=$1 format=$2 digest=$3 existing=replace
+  unpack_into "new/$name" "${4-}"
+  [ "$format" = gzip ] || mv -f -- "$workspace/new/$name/$nonce" "$workspace/end" 2>/dev/null
+  is_whole
+  trap '' HUP INT TERM
+  lock
+  sweep
+  publish_source
+  still_mine
+}
+
+# The note goes first and comes last: what is noted is there.
+publish_source() {
+  find_mounts
+  if is_there "./$name" && holds_mount "$name"; then
+    say F "$name" 'a file system is, or may be, mounted there, so it cannot be replaced; remove it first'
+    return
+  elif [ -h "$records" ]; then
+    say F "$records" 'a link is in the way, and links are not followed'
+    return
+  fi
+  reason=$({ mkdir -p -- "$records" && rm -f -- "$records/$name"; } 2>&1) || {
+    say F "$name" "$reason"
+    return
+  }
+  publish "$workspace/new/$name" "$name"
+  [ ! -d "$workspace/new/$name" ] || return 0 # and it was said why
+  reason=$({ echo "$digest" >"$workspace/digest" &&
+    mv -f -- "$workspace/digest" "$records/$name"; } 2>&1) || say F "$name" "$reason"
 }
 
 # Whether nothing of another install is in this folder, be it at work or killed.

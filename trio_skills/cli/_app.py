@@ -15,8 +15,16 @@ import attrs
 import trio
 from cyclopts import App, CycloptsError, Group, Parameter
 
+from trio_skills._archive import Recipe, write
 from trio_skills._collisions import OnCollision
-from trio_skills._errors import PlanError, Problem, TrioSkillsError, describe
+from trio_skills._compress import Compression, compression_of
+from trio_skills._errors import (
+    PlanError,
+    Problem,
+    SourceChangedError,
+    TrioSkillsError,
+    describe,
+)
 from trio_skills._find import find_skills
 from trio_skills._limits import Limits
 from trio_skills._plan import Plan, plan_skills
@@ -25,6 +33,7 @@ from trio_skills._transfers import Strategy
 from trio_skills.cli import _output, _signals
 from trio_skills.cli._carry_out import Ending, carry_out
 from trio_skills.cli._json import (
+    archive_to_dict,
     plan_to_dict,
     print_json,
     problems_to_list,
@@ -93,6 +102,17 @@ Strict = Annotated[
 Json = Annotated[bool, _flag("Print one JSON object, for programs.", _OUTPUT)]
 
 
+Exclude = Annotated[
+    tuple[str, ...],
+    Parameter(
+        help="gitignore pattern of what to leave out; may come several times.",
+        metavar="PATTERN",
+        negative=(),
+        show_default=False,
+    ),
+]
+
+
 @Parameter(name="*", group=_PLANNING)
 @attrs.frozen
 class PlanOptions:
@@ -104,15 +124,7 @@ class PlanOptions:
     on_collision: Annotated[
         OnCollision, Parameter(help="Whose file stays where two go to one place.")
     ] = "error"
-    exclude: Annotated[
-        tuple[str, ...],
-        Parameter(
-            help="gitignore pattern of what to leave out; may come several times.",
-            metavar="PATTERN",
-            negative=(),
-            show_default=False,
-        ),
-    ] = ()
+    exclude: Exclude = ()
     strict: Strict = False
     shebang: Annotated[
         bool, _flag("Make every file executable that begins with '#!'.", _PLANNING)
@@ -121,7 +133,7 @@ class PlanOptions:
     def plan(self, sources: Sequence[str]) -> Plan:
         return plan_skills(
             _find(sources),
-            os.fsencode(self.dest).decode("utf-8", "surrogateescape"),  # in any locale
+            _as_utf8(self.dest),
             on_collision=self.on_collision,
             exclude=self.exclude,
             strict=self.strict,
@@ -209,6 +221,64 @@ def install_command(
     if ending.signal is not None:
         return SIGNALLED + ending.signal
     return 0 if ending.report is not None and ending.report.ok else FAILED
+
+
+@app.command(
+    name="archive",
+    help_epilogue="Example:\n  trio-skills archive . pyproject.toml src -o source.tar.gz",
+)
+def archive_command(
+    root: Annotated[str, Parameter(name="ROOT", help="The folder whose tree it is.")],
+    /,
+    *members: Annotated[
+        str,
+        Parameter(name="MEMBER", help="Paths in it that belong to the archive: all by default."),
+    ],
+    output: Annotated[
+        str,
+        Parameter(
+            name=("--output", "-o"),
+            help="The file to write; - is standard output.",
+            metavar="FILE",
+            allow_leading_hyphen=True,
+        ),
+    ],
+    compression: Annotated[
+        Compression | None,
+        Parameter(help="By default as FILE's name says, else gzip.", show_default=False),
+    ] = None,
+    exclude: Exclude = (),
+    missing_ok: Annotated[bool, _flag("Do without a MEMBER that is not there.")] = False,
+    quiet: Annotated[bool, _flag("Print nothing but errors.", _OUTPUT)] = False,
+    json: Json = False,
+) -> int:
+    """Write a source archive that is the same bytes for the same tree, and print its digest.
+
+    The digest is the SHA-256 of the uncompressed tar. It is printed to standard error where the
+    archive goes to standard output.
+    """
+    to_stdout = output == "-"
+    with _refusals(json=json):
+        chosen = compression or compression_of(output)
+        paths = [_as_utf8(member) for member in members]
+        recipe = Recipe.of(root, paths or None, exclude, chosen, missing_ok)
+        if to_stdout and sys.stdout.isatty():
+            raise ValueError("an archive is nothing for a terminal; use -o FILE, or a pipe")
+    try:
+        with _refusals(json=json, but=(SourceChangedError, OSError)):
+            info = write(recipe, sys.stdout.buffer if to_stdout else output)
+    except (SourceChangedError, OSError) as exc:
+        if to_stdout and isinstance(exc, OSError):
+            raise
+        failure = exc if isinstance(exc, SourceChangedError) else f"{output}: {describe(exc)}"
+        _print_refusal(exc, [failure], json=json)
+        return FAILED
+    if json:
+        print_json(archive_to_dict(info), sys.stderr if to_stdout else sys.stdout)
+    else:
+        console = _output.stderr(quiet=quiet) if to_stdout else _output.stdout(quiet=quiet)
+        line(console, f"{info.digest}  {output}")
+    return 0
 
 
 @app.command(name="validate", help_epilogue="Example:\n  trio-skills validate ./skills --strict")
@@ -307,6 +377,11 @@ def _print_plan(plan: Plan, *, json: bool, quiet: bool = False) -> None:
         show_plan(_output.stdout(quiet=quiet), plan)
 
 
+def _as_utf8(argument: str) -> str:
+    """Return what the user typed, whatever this process's locale made of it."""
+    return os.fsencode(argument).decode("utf-8", "surrogateescape")
+
+
 def _find(sources: Sequence[str]) -> list[Path]:
     """Return the skills in every source, or raise with what is wrong with any of them."""
     found: list[Path] = []
@@ -326,10 +401,12 @@ class _RefusedError(Exception):
 
 
 @contextmanager
-def _refusals(*, json: bool) -> Iterator[None]:
-    """Print what the library refuses, and end the command."""
+def _refusals(*, json: bool, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Print what the library refuses, and end the command; let other things pass."""
     try:
         yield
+    except but:
+        raise
     except (TrioSkillsError, ValueError, OSError) as exc:
         problems = exc.problems if isinstance(exc, PlanError) else [exc]
         _print_refusal(exc, problems, json=json)

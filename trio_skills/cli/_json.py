@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import attrs
 
+from trio_skills._archive import ArchiveInfo
 from trio_skills._errors import PlanError, Problem
 from trio_skills._plan import Plan
 from trio_skills.cli import _signals
 
 
-def print_json(data: dict[str, Any]) -> None:  # Any: what JSON can hold
-    """Print one object to standard output, whole: no signal cuts it off."""
+def print_json(data: dict[str, Any], file: TextIO | None = None) -> None:  # Any: JSON
+    """Print one object, to standard output by default, whole: no signal cuts it off."""
     _signals.hold()
-    print(json.dumps(data, indent=2), flush=True)
+    print(json.dumps(data, indent=2), flush=True, file=file)
+
+
+def archive_to_dict(info: ArchiveInfo) -> dict[str, Any]:
+    """Return what an archive is."""
+    return {"ok": True, **attrs.asdict(info)}
 
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import posixpath
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from functools import partial
 
 import attrs
 import trio
 
 from trio_skills import _far_side
+from trio_skills._archive import Archive
 from trio_skills._beneath import components
 from trio_skills._errors import DestinationError
-from trio_skills._far_side import Call, Parcel
+from trio_skills._far_side import Call, MissingProgramError, Parcel
+from trio_skills._far_side_source import SourceParcel
 from trio_skills._runtime import (
     Existing,
     FileState,
@@ -79,6 +82,25 @@ async def write_packed(runtime: WritesMany, target: str, data: bytes) -> None:
             raise error
 
 
+async def extract_as_it_can(
+    archive: Archive, target: str, send: Callable[[SourceParcel], Awaitable[int]]
+) -> int:
+    """Send an archive as it is, or uncompressed, where the sandbox cannot unpack that.
+
+    Returns how many calls it took.
+    """
+    await trio.lowlevel.checkpoint()
+    tried = 0
+    if archive.compression == "gzip":  # which is nearly everywhere, as others are not
+        try:
+            return await send(SourceParcel(archive, target, is_plain=False))
+        except MissingProgramError as exc:
+            if exc.program != "gzip":
+                raise
+            tried = 1
+    return tried + await send(SourceParcel(archive, target, is_plain=True))
+
+
 class CommandedRuntime(ABC):
     """What every runtime shares that can run a command and give it an input.
 
@@ -117,6 +139,16 @@ class CommandedRuntime(ABC):
         call = parcel.call(self._path, existing)
         reply = await self._ask(call, lambda: parcel.archive(existing, errors))
         return Sent(parcel.errors(reply, existing, errors), reply.in_place)
+
+    async def extract(self, archive: Archive, target: str) -> int:
+        """Make the folder `target` an archive's tree, by one command; see `Extracts`."""
+        return await extract_as_it_can(archive, target, self._send_source)
+
+    async def _send_source(self, parcel: SourceParcel) -> int:
+        call = parcel.call(self._path)
+        payload = partial(parcel.plain, call) if parcel.is_plain else parcel.archive.data
+        parcel.check(await self._ask(call, payload))
+        return 1
 
     async def inspect(self, targets: Sequence[str]) -> Mapping[str, FileState]:
         """Return the state of every target, by one command."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import os
@@ -13,18 +14,28 @@ from typing import final
 
 import trio
 
-from trio_skills._beneath import open_file, open_folder, read_chunks, target_parts
+from trio_skills._archive import Archive, record
+from trio_skills._beneath import (
+    Cursor,
+    exists,
+    open_file,
+    open_folder,
+    read_chunks,
+    target_parts,
+)
 from trio_skills._runtime import Existing, FileState, PackedResult
 from trio_skills._transfers import by_folder
 from trio_skills._upload import Upload
+from trio_skills.runtimes._mounts import holds_mount
 from trio_skills.runtimes._staging import (
-    Cursor,
     StagedFolder,
     alone,
     replace,
+    swap,
     sweep,
     workspace,
 )
+from trio_skills.runtimes._unpacking import unpack
 
 
 @final
@@ -121,6 +132,31 @@ class Files:
         finally:
             os.close(parent)
         return staged
+
+    def extract(self, archive: Archive, target: str, check_cancelled: Callable[[], None]) -> None:
+        """Make the folder `target` an archive's tree, and note its digest; see `Extracts`.
+
+        `check_cancelled` is called before each member, until all of them are there.
+        """
+        *above, name = target_parts(target)
+        note, digest = record(name, archive.digest)
+        parent = open_folder(self._root, above, create=True)
+        try:
+            sweep(parent)
+            with workspace(parent) as place:
+                unpack(archive, place.new, name, check_cancelled)
+                with alone(parent), Cursor(parent, create=True) as records:
+                    if exists(parent, name) and holds_mount(parent, name):
+                        reason = "a file system is mounted there, so it cannot be replaced"
+                        raise OSError(errno.EBUSY, reason, target)
+                    # The note goes first and comes last: what is noted is there.
+                    folder, entry = records.locate(target_parts(note))
+                    with suppress(FileNotFoundError):
+                        os.unlink(entry, dir_fd=folder)
+                    swap(place, name, "replace")
+                    replace(folder, entry, [digest], executable=False)
+        finally:
+            os.close(parent)
 
     def inspect(
         self, targets: Sequence[str], check_cancelled: Callable[[], None]

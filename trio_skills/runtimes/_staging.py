@@ -14,12 +14,11 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from types import TracebackType
-from typing import Self
 
 import attrs
 
 from trio_skills._beneath import (
+    Cursor,
     exists,
     open_file,
     open_folder,
@@ -43,43 +42,6 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # A folder cannot be renamed to where one is, or where a file system is mounted. Then its files are
 # moved one by one, and each tells what else may be wrong.
 _IN_THE_WAY = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EBUSY, errno.EXDEV}
-
-
-@attrs.define
-class Cursor:
-    """The folder that was opened last beneath a root: neighbours in a sorted list share it."""
-
-    root: int
-    create: bool = False
-    parts: list[str] | None = None
-    folder: int = -1
-
-    def locate(self, parts: list[str]) -> tuple[int, str]:
-        """Return the folder, a descriptor that stays the cursor's, and the name of an entry."""
-        if not parts:
-            raise IsADirectoryError(errno.EISDIR, "the root itself is no file")
-        *above, name = parts
-        if above != self.parts:
-            self.close()
-            self.folder = open_folder(self.root, above, create=self.create)
-            self.parts = above
-        return self.folder, name
-
-    def close(self) -> None:
-        if self.parts is not None:
-            os.close(self.folder)
-            self.parts = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def write_new(folder: int, name: str, chunks: Iterable[bytes], *, executable: bool) -> None:
@@ -220,6 +182,20 @@ def put_back(aside: int, parent: int) -> None:
             os.rename(name, name, src_dir_fd=aside, dst_dir_fd=parent)
 
 
+def swap(place: Workspace, name: str, existing: Existing) -> None:
+    """Rename the folder that was made in a workspace to its place, or raise and leave the old."""
+    parent, new, aside = place.parent, place.new, place.aside
+    if existing != "merge" and exists(parent, name):
+        if existing == "error":
+            raise FileExistsError(errno.EEXIST, "the skill folder is there already", name)
+        os.rename(name, name, src_dir_fd=parent, dst_dir_fd=aside)
+    try:
+        os.rename(name, name, src_dir_fd=new, dst_dir_fd=parent)
+    except OSError:
+        put_back(aside, parent)
+        raise
+
+
 @attrs.define
 class StagedFolder:
     """One skill folder on its way: first into the workspace, then to its place."""
@@ -264,7 +240,7 @@ class StagedFolder:
                 if self.in_place:
                     self._merge()
                 else:
-                    self._rename(existing)
+                    swap(self.workspace, self.name, existing)
             except OSError as exc:
                 if existing == "merge" and exc.errno in _IN_THE_WAY:
                     self._merge()
@@ -273,18 +249,6 @@ class StagedFolder:
 
     def _parts(self, upload: Upload) -> list[str]:
         return target_parts(upload.target)[self.depth :]
-
-    def _rename(self, existing: Existing) -> None:
-        parent, new, aside = self.workspace.parent, self.workspace.new, self.workspace.aside
-        if existing != "merge" and exists(parent, self.name):
-            if existing == "error":
-                raise FileExistsError(errno.EEXIST, "the skill folder is there already", self.name)
-            os.rename(self.name, self.name, src_dir_fd=parent, dst_dir_fd=aside)
-        try:
-            os.rename(self.name, self.name, src_dir_fd=new, dst_dir_fd=parent)
-        except OSError:
-            put_back(aside, parent)
-            raise
 
     def _merge(self) -> None:
         with (

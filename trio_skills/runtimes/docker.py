@@ -13,6 +13,7 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Generator,
     Mapping,
     Sequence,
 )
@@ -24,8 +25,10 @@ import httpx2
 import trio
 
 from trio_skills import _far_side
+from trio_skills._archive import Archive
 from trio_skills._errors import CommandError, RuntimeOpenError
-from trio_skills._far_side import Call, MissingProgramError, Parcel
+from trio_skills._far_side import Call, MissingProgramError, Parcel, Reply
+from trio_skills._far_side_source import SourceParcel
 from trio_skills._runtime import Existing, FileState, RunResult
 from trio_skills._tar import Owner
 from trio_skills._threads import in_thread
@@ -113,6 +116,27 @@ class DockerRuntime(CommandedRuntime):
         """Let the engine unpack what a shell in the container then publishes."""
         errors: dict[str, Exception] = {}
         call = parcel.call(self._path, existing, "-")
+        reply = await self._let_unpack(call, partial(parcel.archive, existing, errors))
+        return Sent(parcel.errors(reply, existing, errors), reply.in_place, round_trips=2)
+
+    async def extract(self, archive: Archive, target: str) -> int:
+        """Make a folder an archive's tree; see `Extracts`. The image needs a shell."""
+        if self._lacks is None:
+            try:
+                return await super().extract(archive, target)
+            except MissingProgramError as exc:
+                self._notice(exc)
+        if self._lacks == "sh":
+            raise CommandError("a source archive is unpacked only where the sandbox has a shell")
+        parcel = SourceParcel(archive, target, is_plain=True)
+        call = parcel.call(self._path, "-")
+        parcel.check(await self._let_unpack(call, partial(parcel.owned, call)))
+        return 2
+
+    async def _let_unpack(
+        self, call: Call, archive: Callable[[Owner], Generator[bytes, None, None]]
+    ) -> Reply:
+        """Have the engine unpack into the workspace of a call what belongs to its user."""
         workspace: list[tuple[str, Owner]] = []
         told = trio.Event()
 
@@ -124,15 +148,13 @@ class DockerRuntime(CommandedRuntime):
         async def fill() -> AsyncGenerator[bytes, None]:
             await told.wait()
             [(folder, owner)] = workspace
-            archive = parcel.archive(existing, errors, owner)
-            await self._engine.put(self._container, folder, archive)
+            await self._engine.put(self._container, folder, archive(owner))
             yield b"\n"
             await trio.lowlevel.checkpoint()
 
         async with self._limiter, aclosing(fill()) as payload:
             result = await self._execute(call, payload, heard)
-        reply = _far_side.read_reply(call, result)
-        return Sent(parcel.errors(reply, existing, errors), reply.in_place, round_trips=2)
+        return _far_side.read_reply(call, result)
 
     async def _execute(
         self,

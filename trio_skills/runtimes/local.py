@@ -12,6 +12,7 @@ from typing import final
 
 import trio
 
+from trio_skills._archive import Archive
 from trio_skills._errors import RuntimeOpenError, describe
 from trio_skills._runtime import Existing, FileState, PackedResult, RunResult, Traits
 from trio_skills._threads import in_thread
@@ -52,6 +53,12 @@ class LocalRuntime:
         """Write many files in one worker thread; see `WritesMany`."""
         check = trio.from_thread.check_cancelled
         return await in_thread(self._files.write_many, uploads, folders, existing, check)
+
+    async def extract(self, archive: Archive, target: str) -> int:
+        """Make a folder an archive's tree, in one worker thread; see `Extracts`."""
+        check = trio.from_thread.check_cancelled
+        await in_thread(self._files.extract, archive, target, check)
+        return 1
 
     async def inspect(self, targets: Sequence[str]) -> Mapping[str, FileState]:
         """Return the state of every target."""

@@ -11,12 +11,19 @@ from typing import final
 import trio
 
 from trio_skills import _far_side
+from trio_skills._archive import Archive
 from trio_skills._commands import ENVIRONMENT, as_argument
-from trio_skills._far_side import Parcel
+from trio_skills._far_side import Call, Parcel, Reply
+from trio_skills._far_side_source import SourceParcel
 from trio_skills._runtime import Existing, PackedResult, RunResult, Runtime, traits_of
 from trio_skills._threads import in_thread
 from trio_skills._upload import Upload
-from trio_skills.runtimes._commanded import Sent, write_packed, write_parcels
+from trio_skills.runtimes._commanded import (
+    Sent,
+    extract_as_it_can,
+    write_packed,
+    write_parcels,
+)
 
 _PATIENCE = 5.0
 """Seconds that removing an archive may take, after a failure or a cancellation."""
@@ -60,20 +67,40 @@ class Packing:
             with closing(parcel.archive(existing, errors)) as pieces:
                 return b"".join(pieces)
 
-        archive = await in_thread(pack)
-        name = f".trio-skills-{secrets.token_hex(8)}.tar"
-        call = parcel.call("", existing, name)
+        name = _archive_name()
         there = posixpath.join(parcel.folder, name)
+        call = parcel.call("", existing, name)
+        reply = await self._unpack(there, await in_thread(pack), call)
+        return Sent(parcel.errors(reply, existing, errors), reply.in_place, round_trips=2)
+
+    async def extract(self, archive: Archive, target: str) -> int:
+        """Make a folder an archive's tree, by one write and one command; see `Extracts`."""
+        return await extract_as_it_can(archive, target, self._send_source)
+
+    async def _send_source(self, parcel: SourceParcel) -> int:
+        name = _archive_name()
+        there = posixpath.join(posixpath.dirname(parcel.target), name)
+        call = parcel.call("", name)
+        data = parcel.archive.data
+        if parcel.is_plain:
+            data = await in_thread(lambda: b"".join(parcel.plain(call)))
+        parcel.check(await self._unpack(there, data, call))
+        return 2
+
+    async def _unpack(self, there: str, archive: bytes, call: Call) -> Reply:
+        """Write an archive, and run the call that unpacks it."""
         try:
             await self._runtime.write(there, archive)
-            result = await self._runtime.run(call.argv, ENVIRONMENT)
-            reply = _far_side.read_reply(call, result)
+            return _far_side.read_reply(call, await self._runtime.run(call.argv, ENVIRONMENT))
         except BaseException:
             with trio.move_on_after(_PATIENCE, shield=True):
                 await self._remove(there)
             raise
-        return Sent(parcel.errors(reply, existing, errors), reply.in_place, round_trips=2)
 
     async def _remove(self, path: str) -> None:  # noqa: ASYNC910  # it has, or fails
         with suppress(Exception):  # the failure to report is the first one
             await self._runtime.run(["rm", "-f", "--", as_argument(path)], ENVIRONMENT)
+
+
+def _archive_name() -> str:
+    return f".trio-skills-{secrets.token_hex(8)}.tar"

@@ -12,6 +12,7 @@ import attrs
 import trio
 
 from trio_skills import _commands
+from trio_skills._archive import Archive, record, unpacked
 from trio_skills._beneath import folders_above
 from trio_skills._errors import TrioSkillsError
 from trio_skills._runtime import Existing, PackedResult, RunResult, Traits
@@ -34,7 +35,7 @@ class MemoryFile:
 class Call:
     """One call to a `MemoryRuntime`, in its log in the order of starting."""
 
-    method: Literal["write", "write_many", "run"]
+    method: Literal["write", "write_many", "extract", "run"]
     """What was called."""
     targets: tuple[str, ...]
     """The files of a write."""
@@ -123,6 +124,8 @@ class MemoryRuntime:
         self.traits = traits or Traits()
         self.files: dict[str, MemoryFile] = {}
         """What the sandbox holds."""
+        self.links: dict[str, str] = {}
+        """The links of source archives, and what they say."""
         self.log: list[Call] = []
         """Every call, in the order of starting."""
         self.in_flight = 0
@@ -192,7 +195,8 @@ class MemoryRuntime:
         return RunResult(1 if missing else 0, stderr=" ".join(missing).encode())
 
     def _inspect(self, targets: Sequence[str]) -> RunResult:
-        folders = {folder for path in self.files for folder in folders_above(path)}
+        there = (*self.files, *self.links)
+        folders = {folder for path in there for folder in folders_above(path)}
         letters = sums = b""
         for target in targets:
             path = target.removeprefix("./")
@@ -229,6 +233,24 @@ class PackingMemoryRuntime(MemoryRuntime):
                         self._store(upload.target, content, fault, executable=upload.executable)
             return PackedResult(errors)
 
+    async def extract(self, archive: Archive, target: str) -> int:
+        """Make the folder `target` an archive's tree. Empty folders are not remembered."""
+        async with self._call(Call("extract", (target,), archive.size)) as fault:
+            unwanted = [path for path in (*self.files, *self.links) if _is_in(target, path)]
+            for path in unwanted:
+                self.files.pop(path, None)
+                self.links.pop(path, None)
+            for member, content in unpacked(archive):
+                path = f"{target}/{member.name.removeprefix('./')}"
+                if member.issym():
+                    self.links[path] = member.linkname
+                elif member.isreg():
+                    is_executable = bool(member.mode & 0o100)
+                    self._store(path, b"".join(content), fault, executable=is_executable)
+            path, digest = record(target, archive.digest)
+            self._store(path, digest, fault, executable=False)
+            return 1
+
     def _refuse(
         self,
         folder: str | None,
@@ -241,12 +263,16 @@ class PackingMemoryRuntime(MemoryRuntime):
             return None
         if any(isinstance(contents[upload.target], Exception) for upload in members):
             return TrioSkillsError("not put there, because other files of its skill failed")
-        there = [path for path in self.files if path.startswith(folder + "/")]
+        there = [path for path in self.files if _is_in(folder, path)]
         if there and existing == "error":
             return FileExistsError(f"{folder} is there already")
         for path in there:
             del self.files[path]
         return None
+
+
+def _is_in(folder: str, path: str) -> bool:
+    return path.startswith(folder + "/")
 
 
 async def _read(upload: Upload, fault: Fault) -> bytes | Exception:

@@ -1,0 +1,367 @@
+"""Source archives: the same tree is the same bytes, on every machine.
+
+A member is a function of its path, its content and its execute bit alone. Nothing of where, when
+and by whom the tree was made is in an archive.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import posixpath
+import secrets
+import stat
+import tarfile
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from typing import BinaryIO, get_args
+
+import attrs
+import trio
+
+from trio_skills import _tar
+from trio_skills._beneath import CHUNK, Cursor, open_file, read_chunks, target_parts
+from trio_skills._compress import Compression, compressor, decompressed
+from trio_skills._errors import ArchiveError, Problem, SourceChangedError, describe
+from trio_skills._printable import printable
+from trio_skills._source_tree import (
+    Entry,
+    Selection,
+    difference,
+    file_entry,
+    wait_for_the_clock,
+)
+from trio_skills._threads import in_thread
+
+EPOCH = 315_532_800
+"""1980-01-01, in seconds: the first time that a zip file, and so a wheel, can hold."""
+
+
+@attrs.frozen
+class ArchiveInfo:
+    """What an archive is."""
+
+    name: str
+    """The name of its root: what it is called where it is unpacked, unless told otherwise."""
+    digest: str
+    """SHA-256 of the uncompressed tar, in hexadecimal: the same on every machine, whatever
+    compressed it."""
+    member_count: int
+    """Files, folders and links."""
+    compression: Compression
+    """How it is compressed. The compressed bytes depend on the library that was at hand."""
+    size: int
+    """Bytes, compressed."""
+    tar_size: int
+    """Bytes of the uncompressed tar."""
+
+
+@attrs.frozen
+class Archive(ArchiveInfo):
+    """A source archive in memory."""
+
+    data: bytes = attrs.field(repr=lambda data: f"<{len(data)} bytes>")
+    """The archive."""
+
+
+@attrs.frozen
+class Recipe:
+    """All that an archive depends on, besides the tree."""
+
+    selection: Selection
+    """Which part of which tree."""
+    compression: Compression
+    """How it is compressed."""
+    mtime: int
+    """The time of every member, in seconds since 1970."""
+
+    @classmethod
+    def of(
+        cls,
+        root: str | os.PathLike[str],
+        members: Iterable[str | os.PathLike[str]] | None,
+        exclude: Iterable[str],
+        compression: Compression,
+        missing_ok: bool,  # the public functions' own arguments
+    ) -> Recipe:
+        """Raises `TypeError` or `ValueError` for arguments that make no sense."""
+        if isinstance(members, str | bytes | os.PathLike):
+            raise TypeError("members is a list of paths, not one path")
+        if isinstance(exclude, str | bytes):
+            raise TypeError("exclude is a list of patterns, not one pattern")
+        if compression not in get_args(Compression):
+            known = ", ".join(get_args(Compression))
+            raise ValueError(f"compression is one of {known}; not {compression!r}")
+        paths = None if members is None else tuple(os.fspath(member) for member in members)
+        if paths == ():
+            raise ValueError("members is empty; leave it out for the whole tree")
+        folder = os.fspath(root)
+        if not folder:  # which would be the working directory
+            raise ValueError("the root is empty; name a folder")
+        selection = Selection(os.path.join(os.getcwd(), folder), paths, tuple(exclude), missing_ok)
+        return cls(selection, compression, _mtime(os.environ))
+
+    def resolved(self) -> Recipe:
+        """Return the same with links in the root resolved. Raises `ArchiveError`, and blocks."""
+        root = self.selection.root
+        try:
+            resolved = os.path.realpath(root, strict=True)
+        except (OSError, ValueError) as exc:
+            reason = f"the root cannot be read: {describe(exc)}"
+            raise ArchiveError([Problem("root-unreadable", root, reason)]) from exc
+        return attrs.evolve(self, selection=attrs.evolve(self.selection, root=resolved))
+
+
+def _mtime(environment: Mapping[str, str]) -> int:
+    """Return the time of all members; see reproducible-builds.org/specs/source-date-epoch."""
+    text = environment.get("SOURCE_DATE_EPOCH", "")
+    if not text:
+        return EPOCH
+    if not (text.isascii() and text.isdigit()) or int(text) >= 8**11:
+        raise ValueError(f"SOURCE_DATE_EPOCH is a number of seconds; not {printable(text)!r}")
+    return int(text)
+
+
+@attrs.frozen
+class Built:
+    """What was made of a tree, besides the bytes that were handed on."""
+
+    entries: list[Entry]
+    """What was in the tree."""
+    info: ArchiveInfo
+    """What the archive is."""
+
+
+def build(
+    recipe: Recipe, write: Callable[[bytes], object], check_cancelled: Callable[[], None]
+) -> Built:
+    """Make an archive, and hand it on piece by piece to `write`. Blocks.
+
+    Holds no more than a few megabytes. Raises `ArchiveError`, `SourceChangedError`, and what
+    `write` raises; then what was written is no whole archive.
+    """
+    entries = recipe.selection.read(check_cancelled)
+    compress = compressor(recipe.compression)
+    sha256 = hashlib.sha256()
+    tar_size = size = 0
+    with closing(_tar.joined(_pieces(recipe, entries, check_cancelled))) as pieces:
+        for piece in pieces:
+            sha256.update(piece)
+            tar_size += len(piece)
+            packed = compress.compress(piece)
+            size += len(packed)
+            write(packed)
+            check_cancelled()
+    packed = compress.flush()
+    write(packed)
+    info = ArchiveInfo(
+        name=os.fsencode(os.path.basename(recipe.selection.root)).decode("utf-8", "replace"),
+        digest=sha256.hexdigest(),
+        member_count=len(entries),
+        compression=recipe.compression,
+        size=size + len(packed),
+        tar_size=tar_size,
+    )
+    return Built(entries, info)
+
+
+def build_in_memory(recipe: Recipe, check_cancelled: Callable[[], None]) -> tuple[Built, Archive]:
+    """Return an archive that is held in memory. Blocks; raises as `build` does."""
+    pieces: list[bytes] = []
+    built = build(recipe, pieces.append, check_cancelled)
+    fields = attrs.asdict(built.info, recurse=False)
+    return built, Archive(**fields, data=b"".join(pieces))
+
+
+def digest(recipe: Recipe, check_cancelled: Callable[[], None]) -> str:
+    """Return what the digest of an archive would be. Blocks; raises as `build` does."""
+    plain = attrs.evolve(recipe, compression="none")
+    return build(plain, lambda piece: None, check_cancelled).info.digest
+
+
+def _pieces(
+    recipe: Recipe, entries: list[Entry], check_cancelled: Callable[[], None]
+) -> Generator[bytes, None, None]:
+    wait_for_the_clock(entries)
+    root = os.open(recipe.selection.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with Cursor(root) as cursor:
+            for number, entry in enumerate(entries):
+                name = _member_name(entry.path, is_first=number == 0)
+                match entry.kind:
+                    case "file":
+                        yield _tar.header(
+                            name, entry.size, executable=entry.executable, mtime=recipe.mtime
+                        )
+                        yield from _content(recipe, entry, cursor)
+                        yield _tar.padding(entry.size)
+                    case "folder":
+                        yield _tar.folder(name, mtime=recipe.mtime)
+                    case "link":
+                        yield _tar.link(name, entry.link, mtime=recipe.mtime)
+    finally:
+        os.close(root)
+    # Each file was what it had been when it was listed. Was the whole tree, all the time?
+    changed = difference(entries, recipe.selection.read(check_cancelled))
+    if changed is not None:
+        raise _changed(recipe, changed)
+    yield _tar.END
+
+
+def _member_name(path: str, *, is_first: bool) -> str:
+    # By these two letters busybox would take an archive, and Docker's engine with a third one, for
+    # one that bzip2 made.
+    return f"./{path}" if is_first and path.startswith("BZ") else path
+
+
+def _content(recipe: Recipe, entry: Entry, cursor: Cursor) -> Iterator[bytes]:
+    """Yield a file's content, as many bytes as it had when it was listed."""
+    try:
+        folder, name = cursor.locate(target_parts(entry.path))
+        file = open_file(name, folder)
+    except FileNotFoundError as exc:
+        raise _changed(recipe, entry.path) from exc
+    except OSError as exc:
+        path = os.path.join(recipe.selection.root, entry.path)
+        problem = Problem("unreadable", path, f"cannot be read: {describe(exc)}")
+        raise ArchiveError([problem]) from exc
+    try:
+        if file_entry(entry.path, os.fstat(file)) != entry:
+            raise _changed(recipe, entry.path)
+        size = 0
+        for chunk in read_chunks(file):
+            size += len(chunk)
+            if size > entry.size:
+                break
+            yield chunk
+        if size != entry.size:
+            raise _changed(recipe, entry.path)
+    finally:
+        os.close(file)
+
+
+def _changed(recipe: Recipe, path: str) -> SourceChangedError:
+    shown = printable(os.path.join(recipe.selection.root, path))
+    return SourceChangedError(f"{shown} changed while its archive was made; do it again")
+
+
+async def write_archive(
+    root: str | os.PathLike[str],
+    file: str | os.PathLike[str] | BinaryIO,
+    *,
+    members: Iterable[str | os.PathLike[str]] | None = None,
+    exclude: Iterable[str] = (),
+    compression: Compression = "gzip",
+    missing_ok: bool = False,
+) -> ArchiveInfo:
+    """Write the archive of a source tree, of whatever size, to a file; see `ArchiveCache`.
+
+    Args:
+        root: The folder whose tree it is.
+        file: A path, which gets the whole archive or stays as it was, or a binary file to write to.
+        members: As for `ArchiveCache.source_archive`, like the rest.
+        exclude: The same.
+        compression: The same.
+        missing_ok: The same.
+
+    Holds a few megabytes. An archive that lies in its own tree leaves itself out. Raises as
+    `ArchiveCache.source_archive` does, and `OSError` where the file cannot be written.
+
+    **Cancellation:** a path stays as it was; to a binary file a part was written.
+    """
+    recipe = Recipe.of(root, members, exclude, compression, missing_ok)
+    return await in_thread(write, recipe, file, trio.from_thread.check_cancelled)
+
+
+def write(
+    recipe: Recipe,
+    file: str | os.PathLike[str] | BinaryIO,
+    check_cancelled: Callable[[], None] = lambda: None,
+) -> ArchiveInfo:
+    """Do what `write_archive` does. Blocks."""
+    recipe = recipe.resolved()
+    if isinstance(file, str | bytes | os.PathLike):
+        with _replacing(file) as (output, statuses):
+            recipe = _without(recipe, statuses)
+            return build(recipe, output.write, check_cancelled).info
+    with suppress(OSError, ValueError, AttributeError, io.UnsupportedOperation):
+        recipe = _without(recipe, [os.fstat(file.fileno())])
+
+    def write_all(data: bytes) -> None:
+        view = memoryview(data)
+        while view:  # an unbuffered file takes what it likes
+            view = view[file.write(view) :]
+
+    return build(recipe, write_all, check_cancelled).info
+
+
+def _without(recipe: Recipe, files: Iterable[os.stat_result]) -> Recipe:
+    out = frozenset((s.st_dev, s.st_ino) for s in files if stat.S_ISREG(s.st_mode))
+    return attrs.evolve(recipe, selection=attrs.evolve(recipe.selection, leave_out=out))
+
+
+@contextmanager
+def _replacing(
+    path: str | os.PathLike[str],
+) -> Iterator[tuple[BinaryIO, list[os.stat_result]]]:
+    """Open a file that takes the place of what is at `path` when the block has ended well.
+
+    What is no regular file, as a FIFO or `/dev/null`, is written to itself. Also returns what the
+    old and the new file are.
+    """
+    real = os.path.realpath(path)  # a link stays, and what it points to is replaced
+    there: list[os.stat_result] = []
+    with suppress(FileNotFoundError):
+        there.append(os.stat(real))
+    if there and not stat.S_ISREG(there[0].st_mode):
+        with open(real, "wb") as output:
+            yield output, []
+        return
+    temporary = os.path.join(os.path.dirname(real), f".trio-skills-{secrets.token_hex(8)}")
+    with open(temporary, "xb") as output:
+        try:
+            if there:
+                os.fchmod(output.fileno(), stat.S_IMODE(there[0].st_mode))
+            yield output, [*there, os.fstat(output.fileno())]
+            output.flush()
+            os.rename(temporary, real)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+
+def unpacked(archive: Archive) -> Iterator[tuple[tarfile.TarInfo, Iterator[bytes]]]:
+    """Yield every member, and its content, which must be read before the next. Blocks.
+
+    Raises `ValueError` or `tarfile.TarError` for what is no archive.
+    """
+    pieces = decompressed(archive.data, archive.compression, CHUNK)
+    with tarfile.open(fileobj=_Pieces(pieces), mode="r|", bufsize=CHUNK) as tar:
+        for member in tar:
+            file = tar.extractfile(member) if member.isreg() else None
+            yield member, iter(()) if file is None else iter(partial(file.read, CHUNK), b"")
+
+
+def record(target: str, digest: str) -> tuple[str, bytes]:
+    """Return where in a sandbox it is noted what the folder `target` was made of, and the note."""
+    folder, name = posixpath.split(target)
+    return posixpath.join(folder, ".trio-skills.sources", name), f"{digest}\n".encode()
+
+
+class _Pieces(io.RawIOBase):
+    """A file to read from, made of pieces."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        while len(self._rest) < size and (piece := next(self._pieces, b"")):
+            self._rest += piece
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
