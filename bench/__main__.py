@@ -16,20 +16,24 @@ from cyclopts.validators import Number
 from rich.console import Console
 from rich.table import Table
 
-from bench import core, sandboxes
+from bench import archives, core, sandboxes
 from bench.measure import Result, compare
 
-GROUPS = {"core": core.comparisons, "sandboxes": sandboxes.comparisons}
+GROUPS = {
+    "archives": archives.comparisons,
+    "core": core.comparisons,
+    "sandboxes": sandboxes.comparisons,
+}
 """What yields the comparisons of each group."""
 
 app = App(name="python -m bench", help="Measure trio-skills.", help_format="plaintext")
 
-_FACTORS = {"ms": 1e3, "µs": 1e6, "MiB": 1.0}
+_FACTORS = {"ms": 1e3, "µs": 1e6, "KiB": 1.0, "MiB": 1.0}
 
 
 @app.default
 def bench(
-    group: Literal["core", "sandboxes"] = "core",
+    group: Literal["archives", "core", "sandboxes"] = "core",
     /,
     *,
     rounds: Annotated[

@@ -6,8 +6,6 @@ import itertools
 import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +15,7 @@ from pathlib import Path
 import trio
 
 from bench.measure import Comparison
-from bench.workloads import make_skill, timed
+from bench.workloads import make_skill, peak_of, timed
 from trio_skills import (
     Event,
     Limits,
@@ -230,9 +228,8 @@ def _memory(folder: Path, mebibytes: int, sizes: Sequence[int]) -> Iterator[Comp
     def peak(source: Path, strategy: str) -> float:
         root = Path(tempfile.mkdtemp(dir=folder))
         arguments = ["install", str(source), "--to", str(root), "--strategy", strategy]
-        command = [sys.executable, "-m", "bench.peak", *arguments, "--max-bytes", "64MiB"]
         try:
-            return float(subprocess.check_output(command, text=True)) / 1024
+            return peak_of([*arguments, "--max-bytes", "64MiB"])
         finally:
             shutil.rmtree(root)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import attrs
 
 Measure = Callable[[], float]
-"""Does the work once and returns what it took: seconds, or MiB."""
+"""Does the work once and returns what it took: seconds, KiB, or MiB."""
 
 
 @attrs.frozen
@@ -25,7 +25,7 @@ class Comparison:
     against: str
     """What the baseline is, in words."""
     unit: str = "ms"
-    """`ms` (measured in seconds), `µs` or `MiB`."""
+    """`ms` (measured in seconds), `µs`, `KiB`, or `MiB` for what is compared by its difference."""
     at_most: float | None = None
     """The promise: the ratio, or for MiB the difference; None: for information."""
 

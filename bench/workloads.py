@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import Awaitable, Callable
@@ -52,6 +54,12 @@ def targets(skill: Path, folder: str) -> dict[Path, str]:
     """Return the files of a skill, and where in `folder` each goes."""
     paths = [path for path in skill.rglob("*") if path.is_file()]
     return {path: f"{folder}/{path.relative_to(skill)}" for path in paths}
+
+
+def peak_of(arguments: list[str]) -> float:
+    """Return the most MiB that the command line held with these arguments."""
+    command = [sys.executable, "-m", "bench.peak", *arguments]
+    return float(subprocess.check_output(command, text=True)) / 1024
 
 
 def timed(work: Callable[[], object]) -> float:

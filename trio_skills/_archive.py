@@ -94,7 +94,7 @@ class Recipe:
         if compression not in get_args(Compression):
             known = ", ".join(get_args(Compression))
             raise ValueError(f"compression is one of {known}; not {compression!r}")
-        paths = None if members is None else tuple(os.fspath(member) for member in members)
+        paths = None if members is None else tuple(sorted({os.fspath(m) for m in members}))
         if paths == ():
             raise ValueError("members is empty; leave it out for the whole tree")
         folder = os.fspath(root)
