@@ -402,7 +402,7 @@ class TestInterrupted:
             ended.send_signal(signal.SIGINT)
             printed, complained = ended.communicate()
         assert (ended.returncode, printed) == (130, "")
-        assert complained == "interrupted; nothing was written\n"
+        assert complained == "interrupted; no file was written\n"
 
 
 def _open_files(process: int) -> list[str]:

@@ -80,7 +80,7 @@ class TestStopped:
     ) -> None:
         code, printed, complained = _stopped_while_planning(tmp_path, root, received)
         assert (code, printed) == (128 + received, "")
-        assert complained == "interrupted; nothing was written\n"
+        assert complained == "interrupted; no file was written\n"
         assert not root.exists()
 
     def test_quietly_it_still_says_how_far_it_came(self, tmp_path: Path, root: Path) -> None:

@@ -13,6 +13,7 @@ import posixpath
 import secrets
 import stat
 import tarfile
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from functools import partial
@@ -97,10 +98,12 @@ class Recipe:
         paths = None if members is None else tuple(sorted({os.fspath(m) for m in members}))
         if paths == ():
             raise ValueError("members is empty; leave it out for the whole tree")
-        folder = os.fspath(root)
+        folder = os.fsdecode(root)
         if not folder:  # which would be the working directory
             raise ValueError("the root is empty; name a folder")
-        selection = Selection(os.path.join(os.getcwd(), folder), paths, tuple(exclude), missing_ok)
+        if not os.path.isabs(folder):
+            folder = os.path.join(os.getcwd(), folder)
+        selection = Selection(folder, paths, tuple(exclude), missing_ok)
         return cls(selection, compression, _mtime(os.environ))
 
     def resolved(self) -> Recipe:
@@ -132,6 +135,8 @@ class Built:
     """What was in the tree."""
     info: ArchiveInfo
     """What the archive is."""
+    as_of: float
+    """When the tree was looked at for the last time, by `time.monotonic`; it was still so."""
 
 
 def build(
@@ -146,14 +151,25 @@ def build(
     compress = compressor(recipe.compression)
     sha256 = hashlib.sha256()
     tar_size = size = 0
-    with closing(_tar.joined(_pieces(recipe, entries, check_cancelled))) as pieces:
+
+    def take(piece: bytes) -> None:
+        nonlocal tar_size, size
+        sha256.update(piece)
+        tar_size += len(piece)
+        packed = compress.compress(piece)
+        size += len(packed)
+        write(packed)
+
+    with closing(_tar.joined(_members(recipe, entries))) as pieces:
         for piece in pieces:
-            sha256.update(piece)
-            tar_size += len(piece)
-            packed = compress.compress(piece)
-            size += len(packed)
-            write(packed)
+            take(piece)
             check_cancelled()
+    # Each file was what it had been when it was listed. Was the whole tree, all the time?
+    as_of = time.monotonic()
+    changed = difference(entries, recipe.selection.read(check_cancelled))
+    if changed is not None:
+        raise _changed(recipe, changed)
+    take(_tar.END)
     packed = compress.flush()
     write(packed)
     info = ArchiveInfo(
@@ -164,7 +180,7 @@ def build(
         size=size + len(packed),
         tar_size=tar_size,
     )
-    return Built(entries, info)
+    return Built(entries, info, as_of)
 
 
 def build_in_memory(recipe: Recipe, check_cancelled: Callable[[], None]) -> tuple[Built, Archive]:
@@ -181,9 +197,7 @@ def digest(recipe: Recipe, check_cancelled: Callable[[], None]) -> str:
     return build(plain, lambda piece: None, check_cancelled).info.digest
 
 
-def _pieces(
-    recipe: Recipe, entries: list[Entry], check_cancelled: Callable[[], None]
-) -> Generator[bytes, None, None]:
+def _members(recipe: Recipe, entries: list[Entry]) -> Generator[bytes, None, None]:
     wait_for_the_clock(entries)
     root = os.open(recipe.selection.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -203,11 +217,6 @@ def _pieces(
                         yield _tar.link(name, entry.link, mtime=recipe.mtime)
     finally:
         os.close(root)
-    # Each file was what it had been when it was listed. Was the whole tree, all the time?
-    changed = difference(entries, recipe.selection.read(check_cancelled))
-    if changed is not None:
-        raise _changed(recipe, changed)
-    yield _tar.END
 
 
 def _member_name(path: str, *, is_first: bool) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, final, get_args
@@ -62,6 +63,8 @@ class _Held(Generic[T]):
     """Bytes that it takes."""
     entries: Sequence[Entry] = ()
     """What the tree was when it was built."""
+    as_of: float = 0.0
+    """When the tree was known to be so, by `time.monotonic`."""
     names: set[Recipe] = attrs.field(factory=set, eq=False)
     """What it was asked for by."""
 
@@ -152,10 +155,12 @@ class ArchiveCache:
         key = self._keys.get(name)
         if key is None or refresh != "never":
             key = await in_thread(name.resolved)
-        if refresh != "never":
-            await self._forget_if_changed(key, refresh)
-        held = await self._get(key, lambda: _build(key))
+        if refresh == "never":
+            held = await self._get(key, lambda: _build(key))
+        else:
+            held = await self._refreshed(key, refresh)
         if self._held.get(key) is held:
+            self._held.move_to_end(key)
             held.names.add(name)
             self._keys[name] = key
         return held.value
@@ -186,21 +191,27 @@ class ArchiveCache:
             tasks_waiting=sum(build.askers for build in self._builds.values()),
         )
 
-    async def _forget_if_changed(self, key: Recipe, refresh: Refresh) -> None:
-        """Let go of an archive if its tree is another one by now."""
-        await trio.lowlevel.checkpoint()
-        check = trio.from_thread.check_cancelled
-        held: _Held[Archive] | None
-        while (held := self._held.get(key)) is not None:
-            if refresh == "stat":
-                is_same = held.entries == await in_thread(key.selection.read, check)
-            else:
-                is_same = held.value.digest == await in_thread(digest, key, check)
-            if is_same:
-                return
-            # Another one may have built it anew in the meantime; then that one is looked at.
-            if self._held.get(key) is held:
+    async def _refreshed(self, key: Recipe, refresh: Refresh) -> _Held[Archive]:
+        """Return an archive of the tree as it is now, or later."""
+        asked = time.monotonic()
+        while True:
+            held: _Held[Archive] | None = self._held.get(key)
+            if held is None:
+                held = await self._built(key, lambda: _build(key))
+                # A build that was under way may have looked at the tree before this was asked.
+                if held.as_of >= asked:
+                    return held
+            elif await self._is_unchanged(key, held, refresh):
+                self._hits += 1
+                return held
+            elif self._held.get(key) is held:  # else another one has built it anew
                 self._forget(key)
+
+    async def _is_unchanged(self, key: Recipe, held: _Held[Archive], refresh: Refresh) -> bool:
+        check = trio.from_thread.check_cancelled
+        if refresh == "stat":
+            return held.entries == await in_thread(key.selection.read, check)
+        return held.value.digest == await in_thread(digest, key, check)
 
     async def _get(self, key: Hashable, work: Callable[[], _Held[T]]) -> _Held[T]:
         """Return what is held, or what `work` makes of it."""
@@ -208,7 +219,7 @@ class ArchiveCache:
         if held is None:
             return await self._built(key, work)
         self._hits += 1
-        self._held.move_to_end(key)
+        self._held.move_to_end(key)  # the most recently used
         await trio.lowlevel.checkpoint()
         return held
 
@@ -275,7 +286,7 @@ class ArchiveCache:
 def _build(key: Recipe) -> _Held[Archive]:
     built, archive = build_in_memory(key, trio.from_thread.check_cancelled)
     size = len(archive.data) + sum(_ENTRY_SIZE + len(entry.path) for entry in built.entries)
-    return _Held(archive, size, built.entries)
+    return _Held(archive, size, built.entries, built.as_of)
 
 
 _PACKED_SIZE = 2000

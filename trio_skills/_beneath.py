@@ -7,6 +7,7 @@ path first and an open afterwards would leave a gap in which a component can be 
 from __future__ import annotations
 
 import errno
+import hashlib
 import itertools
 import os
 import posixpath
@@ -148,6 +149,16 @@ def read_chunks(file: int) -> Iterator[bytes]:
     """Yield what can be read from a descriptor, piece by piece."""
     while chunk := os.read(file, CHUNK):
         yield chunk
+
+
+def measure(file: int) -> tuple[int, str]:
+    """Return how many bytes can be read from a descriptor, and their SHA-256 in hexadecimal."""
+    sha256 = hashlib.sha256()
+    size = 0
+    for chunk in read_chunks(file):
+        sha256.update(chunk)
+        size += len(chunk)
+    return size, sha256.hexdigest()
 
 
 def is_link(folder: int, name: str) -> bool:

@@ -170,7 +170,7 @@ class Parcel:
     """Each with its path beneath that folder."""
     holds_folders: bool
     """Whether the first part of each path is a skill folder, to appear whole."""
-    _made: list[bytes] | None = attrs.field(default=None, eq=False, repr=False)
+    _made: list[list[bytes]] | None = attrs.field(default=None, eq=False, repr=False)
     """The archive, once it was made, where the uploads are in memory: the same for everybody."""
 
     def call(self, path: str, existing: Existing, *archive: str) -> Call:
@@ -186,9 +186,9 @@ class Parcel:
     ) -> Generator[bytes, None, None]:
         """Yield the archive; `errors` gets, by target, what could not be sent: see `_tar`."""
         if self._made is not None and owner is None:
-            if not self._made:
-                self._made.extend(self._pieces(existing, errors, owner))
-            return _tar.joined(piece for piece in self._made)
+            if not self._made:  # two threads may make it at once: the first one's is taken
+                self._made.append(list(self._pieces(existing, errors, owner)))
+            return _tar.joined(piece for piece in self._made[0])
         return _tar.joined(self._pieces(existing, errors, owner))
 
     def _pieces(

@@ -8,7 +8,6 @@ to stay inside, and then opened the same way at the place that it points to.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import attrs
 
-from trio_skills._beneath import components, open_file, open_folder, read_chunks
+from trio_skills._beneath import components, measure, open_file, open_folder
 from trio_skills._errors import Problem, describe
 from trio_skills._exclude import Exclusion
 from trio_skills._printable import printable
@@ -271,12 +270,5 @@ class _Measure:
 
 def _measure(file: int, keep: int) -> _Measure:
     """Return a file's size, its digest, and its first `keep` bytes."""
-    sha256 = hashlib.sha256()
-    size = 0
-    head = b""
-    for chunk in read_chunks(file):
-        sha256.update(chunk)
-        size += len(chunk)
-        if len(head) < keep:
-            head = (head + chunk)[:keep]
-    return _Measure(size, sha256.hexdigest(), head)
+    head = os.pread(file, keep, 0)
+    return _Measure(*measure(file), head)

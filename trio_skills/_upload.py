@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from trio_skills._beneath import CHUNK, open_file, read_chunks
+from trio_skills._beneath import CHUNK, measure, open_file, read_chunks
 from trio_skills._errors import SourceChangedError
 from trio_skills._printable import printable
 
@@ -48,12 +48,12 @@ class Upload:
         """
         if isinstance(source, bytes):
             return cls(target, source, len(source), executable, hashlib.sha256(source).hexdigest())
-        sha256 = hashlib.sha256()
-        size = 0
-        for chunk in _chunks(source):
-            sha256.update(chunk)
-            size += len(chunk)
-        return cls(target, source, size, executable, sha256.hexdigest())
+        file = open_file(source)
+        try:
+            size, digest = measure(file)
+        finally:
+            os.close(file)
+        return cls(target, source, size, executable, digest)
 
     def chunks(self) -> Generator[bytes, None, None]:
         """Yield the content piece by piece. Blocks: use it in a worker thread, and close it.

@@ -353,7 +353,7 @@ def _print_interruption(*, json: bool) -> None:
     if json:
         print_json({"ok": False, "interrupted": True})
     else:
-        line(_output.stderr(), "interrupted; nothing was written")
+        line(_output.stderr(), "interrupted; no file was written")
 
 
 def _print_ending(ending: Ending, plan: Plan, url: str, *, json: bool, quiet: bool) -> None:

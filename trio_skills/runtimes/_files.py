@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import itertools
 import os
 import posixpath
@@ -18,9 +17,9 @@ from trio_skills._archive import Archive, record
 from trio_skills._beneath import (
     Cursor,
     exists,
+    measure,
     open_file,
     open_folder,
-    read_chunks,
     target_parts,
 )
 from trio_skills._runtime import Existing, FileState, PackedResult
@@ -234,9 +233,6 @@ def _is_writable(folder: int, name: str) -> bool:
 def _digest(folder: int, name: str) -> str:
     file = open_file(name, folder)
     try:
-        sha256 = hashlib.sha256()
-        for chunk in read_chunks(file):
-            sha256.update(chunk)
-        return sha256.hexdigest()
+        return measure(file)[1]
     finally:
         os.close(file)
