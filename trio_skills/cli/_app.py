@@ -79,6 +79,7 @@ app = App(
 
 
 _PLANNING = Group("Planning", sort_key=1)
+_ARCHIVE = Group("Archive", sort_key=1)
 _TRANSFER = Group("Transfer", sort_key=2)
 _OUTPUT = Group("Output", sort_key=3)
 
@@ -225,6 +226,7 @@ def install_command(
 
 @app.command(
     name="archive",
+    usage="Usage: trio-skills archive ROOT [MEMBER...] --output FILE [OPTIONS]",
     help_epilogue="Example:\n  trio-skills archive . pyproject.toml src -o source.tar.gz",
 )
 def archive_command(
@@ -241,21 +243,24 @@ def archive_command(
             help="The file to write; - is standard output.",
             metavar="FILE",
             allow_leading_hyphen=True,
+            group=_ARCHIVE,
         ),
     ],
     compression: Annotated[
         Compression | None,
-        Parameter(help="By default as FILE's name says, else gzip.", show_default=False),
+        Parameter(
+            help="By default as FILE's name says, else gzip.", show_default=False, group=_ARCHIVE
+        ),
     ] = None,
-    exclude: Exclude = (),
-    missing_ok: Annotated[bool, _flag("Do without a MEMBER that is not there.")] = False,
+    exclude: Annotated[Exclude, Parameter(group=_ARCHIVE)] = (),
+    missing_ok: Annotated[bool, _flag("Do without a MEMBER that is not there.", _ARCHIVE)] = False,
     quiet: Annotated[bool, _flag("Print nothing but errors.", _OUTPUT)] = False,
     json: Json = False,
 ) -> int:
-    """Write a source archive that is the same bytes for the same tree, and print its digest.
+    """Write a source archive: the same bytes for the same tree. Print its digest.
 
-    The digest is the SHA-256 of the uncompressed tar. It is printed to standard error where the
-    archive goes to standard output.
+    The digest is the SHA-256 of the uncompressed tar.
+    With '-o -' it is printed to standard error.
     """
     to_stdout = output == "-"
     with _refusals(json=json):
