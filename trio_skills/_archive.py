@@ -10,6 +10,7 @@ import hashlib
 import io
 import os
 import posixpath
+import re
 import secrets
 import stat
 import tarfile
@@ -202,8 +203,8 @@ def _members(recipe: Recipe, entries: list[Entry]) -> Generator[bytes, None, Non
     root = os.open(recipe.selection.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with Cursor(root) as cursor:
-            for number, entry in enumerate(entries):
-                name = _member_name(entry.path, is_first=number == 0)
+            for entry in entries:
+                name = _member_name(entry.path)
                 match entry.kind:
                     case "file":
                         yield _tar.header(
@@ -219,10 +220,13 @@ def _members(recipe: Recipe, entries: list[Entry]) -> Generator[bytes, None, Non
         os.close(root)
 
 
-def _member_name(path: str, *, is_first: bool) -> str:
-    # By these two letters busybox would take an archive, and Docker's engine with a third one, for
-    # one that bzip2 made.
-    return f"./{path}" if is_first and path.startswith("BZ") else path
+# By its first two letters busybox would take an archive, and Docker's engine with a third one, for
+# one that bzip2 made. bsdtar would take a drive, or what is a separator on Windows, off a name.
+_MISREAD = re.compile(r"BZ|[A-Za-z]:|\\")
+
+
+def _member_name(path: str) -> str:
+    return f"./{path}" if _MISREAD.match(path) else path
 
 
 def _content(recipe: Recipe, entry: Entry, cursor: Cursor) -> Iterator[bytes]:

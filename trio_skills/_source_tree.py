@@ -171,13 +171,14 @@ class _Walk:
         parents: set[str] = set()
         to_read: list[str] = []
         for path in sorted(wanted):
-            if wanted.isdisjoint(folders_above(path)) and self._find_member(path, to_read):
+            is_within = not wanted.isdisjoint(folders_above(path))
+            if self._find_member(path, to_read, is_within=is_within) and not is_within:
                 parents.update(folders_above(path))
         self.entries += (Entry(parent, "folder") for parent in parents)
         return to_read
 
-    def _find_member(self, path: str, to_read: list[str]) -> bool:
-        """Add a member; return whether it is there."""
+    def _find_member(self, path: str, to_read: list[str], *, is_within: bool) -> bool:
+        """Add a member, unless it is within another one; return whether it is there."""
         *above, name = target_parts(path)
         try:
             folder = open_folder(self.root, above)
@@ -186,7 +187,7 @@ class _Walk:
                 if pattern := self._left_out(path, stat.S_ISDIR(status.st_mode)):
                     message = f"the pattern {printable(pattern)!r} leaves it out"
                     self._refuse(path, "member-excluded", message)
-                elif self._add(path, name, status, folder):
+                elif not is_within and self._add(path, name, status, folder):
                     to_read.append(path)
                 return True
             finally:
