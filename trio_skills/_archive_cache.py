@@ -12,6 +12,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, final, get_args
 
 import attrs
@@ -76,7 +77,8 @@ class _Build:
     scope: trio.CancelScope = attrs.Factory(trio.CancelScope)
     ended: trio.Event = attrs.Factory(trio.Event)
     askers: int = 0
-    held: _Held[Any] | None = None
+    is_made: bool = False
+    made: Any = None  # Any: whoever asks for it knows what he asks for
     error: Exception | None = None
 
 
@@ -152,12 +154,13 @@ class ArchiveCache:
         if refresh not in get_args(Refresh):
             raise ValueError(f"refresh is one of {', '.join(get_args(Refresh))}; not {refresh!r}")
         name = Recipe.of(root, members, exclude, compression, missing_ok)
-        key = self._keys.get(name)
-        if key is None or refresh != "never":
-            key = await in_thread(name.resolved)
         if refresh == "never":
-            held = await self._get(key, lambda: _build(key))
+            key = self._keys.get(name)
+            if key is None:  # together, so that all who ask at once come to one build
+                key = await self._once(("resolved", name), name.resolved)
+            held = await self._get(key, partial(_build, key))
         else:
+            key = await in_thread(name.resolved)
             held = await self._refreshed(key, refresh)
         if self._held.get(key) is held:
             self._held.move_to_end(key)
@@ -197,7 +200,7 @@ class ArchiveCache:
         while True:
             held: _Held[Archive] | None = self._held.get(key)
             if held is None:
-                held = await self._built(key, lambda: _build(key))
+                held = await self._built(key, partial(_build, key))
                 # A build that was under way may have looked at the tree before this was asked.
                 if held.as_of >= asked:
                     return held
@@ -224,12 +227,15 @@ class ArchiveCache:
         return held
 
     async def _built(self, key: Hashable, work: Callable[[], _Held[T]]) -> _Held[T]:
-        """Return what `work` makes in a thread, once for all who ask for the same at the time."""
         self._misses += 1
+        self._begun += key not in self._builds
+        return await self._once(key, work)
+
+    async def _once(self, key: Hashable, work: Callable[[], T]) -> T:
+        """Return what `work` makes in a thread, once for all who ask for the same at the time."""
         build = self._builds.get(key)
         if build is None:
             build = self._builds[key] = _Build()
-            self._begun += 1
             trio.lowlevel.spawn_system_task(self._run, key, build, work)
         build.askers += 1
         try:
@@ -245,23 +251,25 @@ class ArchiveCache:
         if build.error is not None:
             # Each asker gets an error of his own: a raised one collects what it went through.
             raise copy.copy(build.error) from build.error
-        if build.held is None:
+        if not build.is_made:
             raise RuntimeError("the Trio run that the archive was built in has ended")
-        return build.held
+        made: T = build.made
+        return made
 
     async def _run(  # noqa: ASYNC910  # the thread is one
-        self, key: Hashable, build: _Build, work: Callable[[], _Held[Any]]
+        self, key: Hashable, build: _Build, work: Callable[[], object]
     ) -> None:
         try:
             with build.scope:
-                build.held = await in_thread(work)
+                build.made = await in_thread(work)
+                build.is_made = True
         except Exception as exc:  # noqa: BLE001  # it is raised by who asked
             build.error = exc
         finally:
             if self._builds.get(key) is build:
                 del self._builds[key]
-            if build.held is not None:
-                self._hold(key, build.held)
+            if isinstance(build.made, _Held):
+                self._hold(key, build.made)
             build.ended.set()
 
     def _hold(self, key: Hashable, held: _Held[Any]) -> None:
