@@ -38,7 +38,20 @@ every_compression = pytest.mark.parametrize("compression", COMPRESSIONS)
 KINDS = ("local", "exec", "two methods")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
-HOSTILE = ("a b", "$(x)", "'", '"', "new\nline", "-rf", "\\", "*", "é", "e\u0301", "日本", "\x1b[31m")
+HOSTILE = (
+    "a b",
+    "$(x)",
+    "'",
+    '"',
+    "new\nline",
+    "-rf",
+    "\\",
+    "*",
+    "é",
+    "e\u0301",
+    "日本",
+    "\x1b[31m",
+)
 
 FILES: Mapping[str, Content] = {
     "pyproject.toml": b"[project]\n",
@@ -159,6 +172,7 @@ class Sandbox:
             async with open_local(self.root) as local:
                 yield local
         elif self.kind == "exec":
+            self.log.parent.mkdir(parents=True, exist_ok=True)
             yield ExecRuntime(("sh", "-c", _COUNTED, "sh", str(self.log)), str(self.root))
         else:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -184,11 +198,11 @@ class Sandbox:
         *,
         limits: Limits | None = None,
     ) -> Report:
-        """Install, and see that the report tells how many calls that took."""
+        """Install, and see that the report of a single archive tells how many calls that took."""
         before = self.calls
         async with self.open() as runtime:
             report = await install_sources(runtime, archives, dest, limits=limits)
-        if before is not None and self.calls is not None:
+        if before is not None and self.calls is not None and len(archives) == 1:
             assert report.round_trips == self.calls - before
         return report
 

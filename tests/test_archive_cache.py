@@ -314,7 +314,7 @@ class TestRefresh:
         version = 0
 
         async def ask() -> None:
-            for _ in range(15):
+            while version < 10:
                 before = version
                 try:
                     archive = await cache.source_archive(tree, refresh="stat")
@@ -338,7 +338,6 @@ class TestRefresh:
                 for _ in range(5):
                     asking.start_soon(ask)
             changing.cancel_scope.cancel()
-        assert version > 3
 
 
 class TestKeys:
