@@ -28,6 +28,13 @@ def test_the_core_group_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     assert all(name in printed for name in names)
 
 
+def test_the_archives_group_measures_builds_calls_and_looks(tmp_path: Path) -> None:
+    names, printed = run_quickly("archives", tmp_path)
+    kinds = {"first", "held", "stat", "heartbeat", "compress", "memory"}
+    assert {name.split("/")[0] for name in names} == kinds
+    assert all(name in printed for name in names)
+
+
 @pytest.mark.corpus
 @pytest.mark.docker
 @pytest.mark.ssh
