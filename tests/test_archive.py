@@ -171,10 +171,12 @@ class TestLinks:
 class TestRefused:
     """What an archive cannot hold, with its path."""
 
-    def test_what_is_no_file_is_not_opened(self, tree: Path) -> None:
+    def test_what_is_no_file_is_not_opened(
+        self, tree: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         os.mkfifo(tree / "fifo")
         with socket.socket(socket.AF_UNIX) as sock:
-            os.chdir(tree)  # the path of a socket is short
+            monkeypatch.chdir(tree)  # the path of a socket is short
             sock.bind("sock")
         with pytest.raises(ArchiveError) as caught:
             made(tree)
@@ -188,8 +190,8 @@ class TestRefused:
         assert [p.kind for p in caught.value.problems] == ["name-not-utf8"] * 2
         str(caught.value).encode()  # it can be printed
 
-    def test_a_path_that_is_too_long(self, tree: Path) -> None:
-        os.chdir(tree)
+    def test_a_path_that_is_too_long(self, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tree)
         for _ in range(21):
             os.mkdir("d" * 200)
             os.chdir("d" * 200)
