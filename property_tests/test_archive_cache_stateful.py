@@ -13,17 +13,22 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from trio_skills import Archive, ArchiveCache, Refresh
 from trio_skills._archive import unpacked
+from trio_skills._upload import Upload
 
 NAMES = ("a", "b", "c", "d")
 ENTRY = 401
 """What one file with a name of one letter counts, besides its archive."""
+PACKED = 2_001
+"""What one packed upload with a target of one letter counts, besides its content."""
 
 
 @attrs.frozen
 class _Model:
-    archive: Archive
-    content: bytes
-    version: int
+    value: object
+    """An archive, or the uploads that were packed."""
+    size: int
+    content: bytes = b""
+    version: int = 0
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -63,14 +68,14 @@ class CacheMachine(RuleBasedStateMachine):
             or (refresh == "stat" and before.version == self.versions[name])
             or (refresh == "content" and before.content == self.contents[name])
         ):
-            assert archive is before.archive
+            assert archive is before.value
             self.held.move_to_end(name)
             return
         ((member, content),) = ((m.name, b"".join(c)) for m, c in unpacked(archive))
         assert (member, content) == ("f", self.contents[name])
         self._model_build(name, archive)
 
-    @precondition(lambda self: len(self.held) < len(NAMES))
+    @precondition(lambda self: not self.held.keys() >= set(NAMES))
     @rule(count=st.integers(2, 5), data=st.data())
     def ask_together(self, count: int, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from([n for n in NAMES if n not in self.held]))
@@ -94,22 +99,41 @@ class CacheMachine(RuleBasedStateMachine):
             self.root / name, compression="none", refresh=refresh
         )
 
-    def _model_build(self, name: str, archive: Archive) -> None:
-        self.builds += 1
-        self.held.pop(name, None)
-        if archive.size + ENTRY > self.bound:
+    @rule(name=st.sampled_from(NAMES), size=st.sampled_from([0, 4_000, 15_000, 22_999, 23_000]))
+    def pack(self, name: str, size: int) -> None:
+        """The content of uploads is held in the same bound."""
+        uploads = [Upload.of(name, bytes(size))]
+        packed = trio.run(self.cache.packed, uploads)
+        if size + PACKED > self.bound:
+            assert packed is uploads
             return
-        while sum(held.archive.size + ENTRY for held in self.held.values()) > (
-            self.bound - archive.size - ENTRY
-        ):
+        self.asked += 1
+        assert list(packed) == uploads
+        key = f"packed {name} {size}"
+        if key in self.held:
+            assert packed is self.held[key].value
+            self.held.move_to_end(key)
+        else:
+            self._hold(key, _Model(packed, size + PACKED))
+
+    def _model_build(self, name: str, archive: Archive) -> None:
+        size = archive.size + ENTRY
+        self._hold(name, _Model(archive, size, self.contents[name], self.versions[name]))
+
+    def _hold(self, key: str, model: _Model) -> None:
+        self.builds += 1
+        self.held.pop(key, None)
+        if model.size > self.bound:
+            return
+        while sum(held.size for held in self.held.values()) + model.size > self.bound:
             self.held.popitem(last=False)
             self.evictions += 1
-        self.held[name] = _Model(archive, self.contents[name], self.versions[name])
+        self.held[key] = model
 
     @invariant()
     def holds_what_the_model_holds(self) -> None:
         told = self.cache.statistics()
-        assert told.bytes_held == sum(held.archive.size + ENTRY for held in self.held.values())
+        assert told.bytes_held == sum(held.size for held in self.held.values())
         assert told.bytes_held <= told.max_bytes
         assert (told.held, told.builds, told.evictions) == (
             len(self.held),
@@ -119,7 +143,9 @@ class CacheMachine(RuleBasedStateMachine):
         assert told.hits + told.misses == self.asked
         assert told.tasks_waiting == 0
         names = self.cache._keys  # noqa: SLF001  # there is no other way to see that none is left
-        assert {Path(recipe.selection.root).name for recipe in names} == set(self.held)
+        assert {Path(recipe.selection.root).name for recipe in names} == (
+            self.held.keys() & set(NAMES)
+        )
 
 
 TestCache = CacheMachine.TestCase

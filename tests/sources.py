@@ -13,6 +13,7 @@ from typing import get_args
 
 import attrs
 import pytest
+import trio
 
 from tests.far_sides import LITTER, litter
 from tests.test_packing import Folder
@@ -209,3 +210,127 @@ class Sandbox:
 
 def inode(path: Path) -> int:
     return os.lstat(path).st_ino
+
+
+@attrs.frozen
+class Versions:
+    """Two trees for one name, no file of which has the content of the other's."""
+
+    folder: Path
+
+    @classmethod
+    def make(cls, folder: Path, number: int = 20) -> Versions:
+        for version in ("one", "two"):
+            make_small(folder / version / "pkg", version, number)
+        return cls(folder)
+
+    def archive(self, version: str, compression: Compression = "gzip") -> Archive:
+        return trio.run(archive_of, self.folder / version / "pkg", compression)
+
+    def tree(self, version: str) -> Tree:
+        return read_tree(self.folder / version / "pkg")
+
+    def there(self, root: Path) -> str | None:
+        """Return which version is in a folder, whole; None: there is none."""
+        there = read_tree(root / "pkg")
+        if there == {} and not os.path.lexists(root / "pkg"):
+            return None
+        [version] = [v for v in ("one", "two") if self.tree(v) == there]
+        return version
+
+    def check(self, root: Path, archives: Mapping[str, Archive]) -> str | None:
+        """Return which version is there. It is whole, and what is noted of it is true."""
+        version = self.there(root)
+        noted = note_of(root, "pkg")
+        assert noted is None or (version and noted == archives[version].digest)
+        return version
+
+
+HOSTILE_MEMBERS: Mapping[str, Sequence[tarfile.TarInfo]] = {
+    "above": [member("../x")],
+    "far above": [member("../../../outside/x")],
+    "above in the middle": [member("a/../../../../outside/x")],
+    "absolute": [member("{outside}/x")],
+    "absolute link": [member("l", tarfile.SYMTYPE, "{outside}"), member("l/x")],
+    "link out": [member("l", tarfile.SYMTYPE, "../../../outside"), member("l/x")],
+    "link out alone": [member("l", tarfile.SYMTYPE, "../outside")],
+    "link inside": [member("d", tarfile.DIRTYPE), member("l", tarfile.SYMTYPE, "d"), member("l/x")],
+    "hard link": [member("l", tarfile.LNKTYPE, "{outside}/secret"), member("l")],
+    "device": [member("l", tarfile.CHRTYPE)],
+    "FIFO": [member("l", tarfile.FIFOTYPE)],
+    "twice": [member("x"), member("x")],
+}
+
+
+# Installs by a runtime of the kind $1 into $2, in turns, the archives of all others.
+CLIENT = """
+import sys, trio
+from pathlib import Path
+from tests.sources import Sandbox, archive_of
+async def main():
+    archives = [await archive_of(Path(source, "pkg")) for source in sys.argv[3:]]
+    sandbox = Sandbox(sys.argv[1], Path(sys.argv[2]))
+    print("ready", flush=True)
+    while True:
+        for archive in archives:
+            await sandbox.put([archive])
+trio.run(main)
+"""
+
+
+# Before each change of a file system that an install makes it is killed once, and then another one
+# is installed beside it. It forks, to lose no time with imports; Trio is in the children alone.
+STEPS = """
+import os, signal, sys, trio
+from pathlib import Path
+from tests.sources import Sandbox, Versions, archive_of, leftovers
+
+folder = Path(sys.argv[1])
+versions, sandbox = Versions(folder / "versions"), Sandbox("local", folder / "root")
+CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.utime", "open")
+
+async def archive(version):
+    return await archive_of(versions.folder / version / "pkg")
+
+async def killed(wanted, at):
+    sent = await archive(wanted)
+    count = 0
+    def hook(event, arguments):
+        nonlocal count
+        if event in CHANGES:
+            count += 1
+            if count == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(hook)
+    await sandbox.put([sent])
+
+async def check(other):
+    archives = {version: await archive(version) for version in ("one", "two")}
+    versions.check(sandbox.root, archives)
+    await sandbox.put({"other": archives[other]})  # another one each time, so that it is sent
+    assert versions.check(sandbox.root, archives) is not None
+    assert leftovers(sandbox.root) == [], leftovers(sandbox.root)
+
+def forked(work, *arguments):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            trio.run(work, *arguments)
+        except BaseException as exc:
+            print(arguments, repr(exc), flush=True)
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+code = -9
+at = 0
+while code == -9:
+    at += 1
+    old, new = ("one", "two") if at % 2 else ("two", "one")
+    assert forked(killed, old, 0) == 0
+    code = forked(killed, new, at)
+    if forked(check, new):
+        print("killed before change", at, flush=True)
+assert code == 0, code
+assert at > 20, at
+"""

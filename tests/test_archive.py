@@ -282,6 +282,7 @@ class TestChangedMeanwhile:
         }.get(change, "f500")
         assert f"/{path}" in str(caught.value)
         assert not b"".join(pieces).endswith(END)
+        assert b"y" * 100 not in b"".join(pieces)  # nothing of another file was handed on
 
     def test_a_file_that_has_just_been_written_is_not_trusted_before_its_clock_has_ticked(
         self, tmp_path: Path
@@ -300,6 +301,11 @@ class TestChangedMeanwhile:
 
             with pytest.raises(SourceChangedError):
                 build(recipe(tmp_path / "tree"), take, lambda: None)
+
+    @pytest.mark.skipif(not Path("/proc/sys").exists(), reason="there is no /proc")
+    def test_a_file_that_is_longer_than_it_says_is_no_empty_one(self) -> None:
+        with pytest.raises(SourceChangedError, match="/proc/sys/kernel/ostype"):
+            made(Path("/proc/sys/kernel"), members=["ostype"])
 
     def test_racing_with_a_writer(self, tmp_path: Path) -> None:
         root = tmp_path / "tree"

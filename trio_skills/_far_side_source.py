@@ -36,8 +36,9 @@ class SourceParcel:
         """Yield the tar with a last member by which the call sees that it is whole. Blocks."""
         left = self.archive.tar_size - len(_tar.END)
         for piece in decompressed(self.archive.data, self.archive.compression, CHUNK):
-            yield piece[:left]
-            left = max(0, left - len(piece))
+            if left > 0:
+                yield piece[:left]
+            left -= len(piece)
         yield _tar.header(call.nonce, 0) + _tar.END
 
     def owned(self, call: Call, owner: _tar.Owner) -> Generator[bytes, None, None]:

@@ -48,7 +48,8 @@ async def install_sources(
 
     Args:
         runtime: The sandbox. One without a way of its own to unpack gets the archive as a file, and
-            needs `sh`, `tar`, `mkdir`, `mv` and `rm`.
+            needs `sh`, `tar`, `mkdir`, `mv` and `rm`. Every one needs `sha256sum`, to see what is
+            there.
         archives: From `ArchiveCache.source_archive`. The folder is called as the archive's root is,
             or as the key says, where this is a mapping.
         dest: A POSIX path in the sandbox; a relative one is taken from the runtime's own folder.
@@ -135,10 +136,14 @@ class _Job:
         if not self.targets:
             return
         records = {target: record(target, a.digest) for target, a in self.targets.items()}
-        paths = [*self.targets, *(path for path, _ in records.values())]
-        states = await inspect(self.runtime, paths, self._slot)
+        notes = [path for path, _ in records.values()]
+        folders = sorted({posixpath.dirname(path) for path in notes})
+        states = await inspect(self.runtime, [*self.targets, *notes, *folders], self._slot)
         for target, (path, note) in records.items():
-            is_noted = states[path].digest == hashlib.sha256(note).hexdigest()
+            is_noted = (
+                states[path].digest == hashlib.sha256(note).hexdigest()
+                and states[posixpath.dirname(path)].kind == "folder"  # a link is none
+            )
             if is_noted and states[target].kind == "folder":
                 size = self.targets[target].size
                 self.outcomes[target] = Outcome(target, size, "unchanged")
@@ -163,7 +168,8 @@ class _Job:
             error = None
             try:
                 await trio.lowlevel.checkpoint_if_cancelled()
-                self.round_trips += await extractor.extract(archive, target)
+                calls = await extractor.extract(archive, target)
+                self.round_trips += calls  # not in one line: others are counted meanwhile
             except Exception as exc:  # noqa: BLE001  # any failure is an outcome
                 self.round_trips += 1
                 error = UploadError(target, exc)

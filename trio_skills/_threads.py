@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar, TypeVarTuple
 
 import trio
@@ -29,3 +29,12 @@ async def in_thread(function: Callable[[*Ts], T], *args: *Ts) -> T:
         limiter = trio.CapacityLimiter(MAX_THREADS)
         _limiter.set(limiter)
     return await trio.to_thread.run_sync(function, *args, limiter=limiter)
+
+
+async def next_piece(pieces: Iterator[bytes]) -> bytes | None:
+    """Return the next piece that is made in a worker thread, and is not empty; None: the end."""
+    return await in_thread(_next_piece, pieces)
+
+
+def _next_piece(pieces: Iterator[bytes]) -> bytes | None:
+    return next((piece for piece in pieces if piece), None)

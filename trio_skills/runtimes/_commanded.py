@@ -83,22 +83,23 @@ async def write_packed(runtime: WritesMany, target: str, data: bytes) -> None:
 
 
 async def extract_as_it_can(
-    archive: Archive, target: str, send: Callable[[SourceParcel], Awaitable[int]]
+    archive: Archive, target: str, send: Callable[[SourceParcel], Awaitable[None]]
 ) -> int:
     """Send an archive as it is, or uncompressed, where the sandbox cannot unpack that.
 
-    Returns how many calls it took.
+    Returns how often it was sent.
     """
     await trio.lowlevel.checkpoint()
-    tried = 0
     if archive.compression == "gzip":  # which is nearly everywhere, as others are not
         try:
-            return await send(SourceParcel(archive, target, is_plain=False))
+            await send(SourceParcel(archive, target, is_plain=False))
         except MissingProgramError as exc:
             if exc.program != "gzip":
                 raise
-            tried = 1
-    return tried + await send(SourceParcel(archive, target, is_plain=True))
+        else:
+            return 1
+    await send(SourceParcel(archive, target, is_plain=True))
+    return 1 + (archive.compression == "gzip")
 
 
 class CommandedRuntime(ABC):
@@ -144,11 +145,10 @@ class CommandedRuntime(ABC):
         """Make the folder `target` an archive's tree, by one command; see `Extracts`."""
         return await extract_as_it_can(archive, target, self._send_source)
 
-    async def _send_source(self, parcel: SourceParcel) -> int:
+    async def _send_source(self, parcel: SourceParcel) -> None:
         call = parcel.call(self._path)
         payload = partial(parcel.plain, call) if parcel.is_plain else parcel.archive.data
         parcel.check(await self._ask(call, payload))
-        return 1
 
     async def inspect(self, targets: Sequence[str]) -> Mapping[str, FileState]:
         """Return the state of every target, by one command."""

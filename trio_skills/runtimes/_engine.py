@@ -22,7 +22,7 @@ import trio
 
 from trio_skills._errors import CommandError, describe
 from trio_skills._printable import printable
-from trio_skills._threads import in_thread
+from trio_skills._threads import next_piece
 from trio_skills.runtimes._commanded import Payload
 from trio_skills.runtimes._processes import PATIENCE, refuse_flood, send, single_error
 
@@ -140,8 +140,8 @@ class Engine:
 
         async def archive() -> AsyncGenerator[bytes, None]:
             while True:
-                piece = await in_thread(next, pieces, b"")
-                if not piece:
+                piece = await next_piece(pieces)
+                if piece is None:
                     return
                 yield piece
 

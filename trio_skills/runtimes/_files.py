@@ -33,6 +33,7 @@ from trio_skills.runtimes._staging import (
     swap,
     sweep,
     workspace,
+    write_new,
 )
 from trio_skills.runtimes._unpacking import unpack
 
@@ -153,7 +154,9 @@ class Files:
                     with suppress(FileNotFoundError):
                         os.unlink(entry, dir_fd=folder)
                     swap(place, name, "replace")
-                    replace(folder, entry, [digest], executable=False)
+                    # Made where the next one cleans up, should this process be killed.
+                    write_new(place.new, "digest", [digest], executable=False)
+                    os.rename("digest", entry, src_dir_fd=place.new, dst_dir_fd=folder)
         finally:
             os.close(parent)
 

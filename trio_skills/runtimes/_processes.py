@@ -13,7 +13,7 @@ import trio
 from trio_skills._errors import CommandError, describe
 from trio_skills._printable import printable
 from trio_skills._runtime import RunResult
-from trio_skills._threads import in_thread
+from trio_skills._threads import next_piece
 from trio_skills.runtimes._commanded import Payload
 
 MAX_OUTPUT = 64 * 2**20
@@ -92,8 +92,8 @@ async def send(payload: Payload, stream: trio.abc.SendStream) -> None:
             await stream.send_all(piece)
         return
     with closing(payload()) as pieces:
-        while piece := await in_thread(next, pieces, b""):
-            await stream.send_all(piece)
+        while made := await next_piece(pieces):
+            await stream.send_all(made)
 
 
 async def collect(

@@ -24,6 +24,8 @@ def unpack(archive: Archive, folder: int, name: str, check_cancelled: Callable[[
             for member, content in unpacked(archive):
                 check_cancelled()
                 path = "/".join(components(member.name))
+                if member.name.startswith("/"):
+                    raise ValueError(f"a member of the archive is absolute: {path!r}")
                 below, entry = cursor.locate(target_parts(path))
                 times = (member.mtime, member.mtime)
                 if member.isreg():

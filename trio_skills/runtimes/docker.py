@@ -121,17 +121,19 @@ class DockerRuntime(CommandedRuntime):
 
     async def extract(self, archive: Archive, target: str) -> int:
         """Make a folder an archive's tree; see `Extracts`. The image needs a shell."""
+        tried = 0
         if self._lacks is None:
             try:
                 return await super().extract(archive, target)
             except MissingProgramError as exc:
                 self._notice(exc)
+                tried = 1
         if self._lacks == "sh":
             raise CommandError("a source archive is unpacked only where the sandbox has a shell")
         parcel = SourceParcel(archive, target, is_plain=True)
         call = parcel.call(self._path, "-")
         parcel.check(await self._let_unpack(call, partial(parcel.owned, call)))
-        return 2
+        return tried + 2
 
     async def _let_unpack(
         self, call: Call, archive: Callable[[Owner], Generator[bytes, None, None]]

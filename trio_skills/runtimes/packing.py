@@ -75,9 +75,9 @@ class Packing:
 
     async def extract(self, archive: Archive, target: str) -> int:
         """Make a folder an archive's tree, by one write and one command; see `Extracts`."""
-        return await extract_as_it_can(archive, target, self._send_source)
+        return 2 * await extract_as_it_can(archive, target, self._send_source)
 
-    async def _send_source(self, parcel: SourceParcel) -> int:
+    async def _send_source(self, parcel: SourceParcel) -> None:
         name = _archive_name()
         there = posixpath.join(posixpath.dirname(parcel.target), name)
         call = parcel.call("", name)
@@ -85,7 +85,6 @@ class Packing:
         if parcel.is_plain:
             data = await in_thread(lambda: b"".join(parcel.plain(call)))
         parcel.check(await self._unpack(there, data, call))
-        return 2
 
     async def _unpack(self, there: str, archive: bytes, call: Call) -> Reply:
         """Write an archive, and run the call that unpacks it."""

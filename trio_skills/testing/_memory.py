@@ -236,17 +236,18 @@ class PackingMemoryRuntime(MemoryRuntime):
     async def extract(self, archive: Archive, target: str) -> int:
         """Make the folder `target` an archive's tree. Empty folders are not remembered."""
         async with self._call(Call("extract", (target,), archive.size)) as fault:
+            members = [(member, b"".join(content)) for member, content in unpacked(archive)]
             unwanted = [path for path in (*self.files, *self.links) if _is_in(target, path)]
             for path in unwanted:
                 self.files.pop(path, None)
                 self.links.pop(path, None)
-            for member, content in unpacked(archive):
+            for member, content in members:
                 path = f"{target}/{member.name.removeprefix('./')}"
                 if member.issym():
                     self.links[path] = member.linkname
                 elif member.isreg():
                     is_executable = bool(member.mode & 0o100)
-                    self._store(path, b"".join(content), fault, executable=is_executable)
+                    self._store(path, content, fault, executable=is_executable)
             path, digest = record(target, archive.digest)
             self._store(path, digest, fault, executable=False)
             return 1
