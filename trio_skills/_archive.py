@@ -6,6 +6,7 @@ and by whom the tree was made is in an archive.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -96,7 +97,7 @@ class Recipe:
         if compression not in get_args(Compression):
             known = ", ".join(get_args(Compression))
             raise ValueError(f"compression is one of {known}; not {compression!r}")
-        paths = None if members is None else tuple(sorted({os.fspath(m) for m in members}))
+        paths = None if members is None else tuple(sorted({os.fsdecode(m) for m in members}))
         if paths == ():
             raise ValueError("members is empty; leave it out for the whole tree")
         folder = os.fsdecode(root)
@@ -123,8 +124,9 @@ def _mtime(environment: Mapping[str, str]) -> int:
     text = environment.get("SOURCE_DATE_EPOCH", "")
     if not text:
         return EPOCH
-    if not (text.isascii() and text.isdigit()) or int(text) >= 8**11:
-        raise ValueError(f"SOURCE_DATE_EPOCH is a number of seconds; not {printable(text)!r}")
+    if not re.fullmatch("[0-9]{1,10}", text) or int(text) >= 8**11:
+        shown = printable(text[:20])
+        raise ValueError(f"SOURCE_DATE_EPOCH is a number of seconds; not {shown!r}")
     return int(text)
 
 
@@ -305,7 +307,10 @@ def write(
     def write_all(data: bytes) -> None:
         view = memoryview(data)
         while view:  # an unbuffered file takes what it likes
-            view = view[file.write(view) :]
+            taken = file.write(view)
+            if not taken:
+                raise BlockingIOError(errno.EAGAIN, "what is written to takes nothing more")
+            view = view[taken:]
 
     return build(recipe, write_all, check_cancelled).info
 

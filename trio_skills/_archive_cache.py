@@ -55,7 +55,7 @@ class ArchiveCacheStatistics:
     """Tasks that wait for a build."""
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class _Held(Generic[T]):
     """What is in the cache."""
 
@@ -66,7 +66,7 @@ class _Held(Generic[T]):
     """What the tree was when it was built."""
     as_of: float = 0.0
     """When the tree was known to be so, by `time.monotonic`."""
-    names: set[Recipe] = attrs.field(factory=set, eq=False)
+    names: set[Recipe] = attrs.Factory(set)
     """What it was asked for by."""
 
 
@@ -199,22 +199,26 @@ class ArchiveCache:
         asked = time.monotonic()
         while True:
             held: _Held[Archive] | None = self._held.get(key)
-            if held is None:
-                held = await self._built(key, partial(_build, key))
-                # A build that was under way may have looked at the tree before this was asked.
-                if held.as_of >= asked:
+            if held is not None:
+                if await self._is_unchanged(key, held, refresh, asked):
+                    self._hits += 1
                     return held
-            elif await self._is_unchanged(key, held, refresh):
-                self._hits += 1
+                if self._held.get(key) is not held:
+                    continue  # another one has built it anew in the meantime
+            held = await self._built(key, partial(_build, key))
+            # A build that was under way may have looked at the tree before this was asked.
+            if held.as_of >= asked:
                 return held
-            elif self._held.get(key) is held:  # else another one has built it anew
-                self._forget(key)
 
-    async def _is_unchanged(self, key: Recipe, held: _Held[Archive], refresh: Refresh) -> bool:
-        check = trio.from_thread.check_cancelled
-        if refresh == "stat":
-            return held.entries == await in_thread(key.selection.read, check)
-        return held.value.digest == await in_thread(digest, key, check)
+    async def _is_unchanged(
+        self, key: Recipe, held: _Held[Archive], refresh: Refresh, asked: float
+    ) -> bool:
+        """Look together with whoever asks, but not by a look that began before this was asked."""
+        while True:
+            look = partial(_look, key, held, refresh)
+            began, is_same = await self._once(("look", held, refresh), look)
+            if began >= asked:
+                return is_same
 
     async def _get(self, key: Hashable, work: Callable[[], _Held[T]]) -> _Held[T]:
         """Return what is held, or what `work` makes of it."""
@@ -268,7 +272,8 @@ class ArchiveCache:
         finally:
             if self._builds.get(key) is build:
                 del self._builds[key]
-            if isinstance(build.made, _Held):
+            # Given up, it may still come to its end; by now another one may be newer.
+            if isinstance(build.made, _Held) and build.askers:
                 self._hold(key, build.made)
             build.ended.set()
 
@@ -295,6 +300,15 @@ def _build(key: Recipe) -> _Held[Archive]:
     built, archive = build_in_memory(key, trio.from_thread.check_cancelled)
     size = len(archive.data) + sum(_ENTRY_SIZE + len(entry.path) for entry in built.entries)
     return _Held(archive, size, built.entries, built.as_of)
+
+
+def _look(key: Recipe, held: _Held[Archive], refresh: Refresh) -> tuple[float, bool]:
+    """Return when it was looked, and whether the tree is still what is held."""
+    began = time.monotonic()
+    check = trio.from_thread.check_cancelled
+    if refresh == "stat":
+        return began, held.entries == key.selection.read(check)
+    return began, held.value.digest == digest(key, check)
 
 
 _PACKED_SIZE = 2000
