@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 
 import attrs
+import pytest
 import trio
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.test_archive_cache import is_idle, names
 from trio_skills import Archive, ArchiveCache, Refresh
 from trio_skills._archive import unpacked
 from trio_skills._upload import Upload
@@ -149,3 +156,113 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCache = CacheMachine.TestCase
+
+
+@attrs.frozen
+class _Asker:
+    what: str
+    """What it asks for: a name of the tree, or the packed uploads."""
+    refresh: Refresh
+    leaves_at: int | None
+    """The step of the scheduler at which it is cancelled."""
+
+
+ASKERS = st.lists(
+    st.builds(
+        _Asker,
+        what=st.sampled_from(["absolute", "relative", "link", "packed"]),
+        refresh=st.sampled_from(["never", "stat", "content"]),
+        leaves_at=st.none() | st.integers(1, 60),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@attrs.define(eq=False)
+class _CancelAt(trio.abc.Instrument):
+    """Cancels each scope before the step that it comes with."""
+
+    leaving: Sequence[tuple[int, trio.CancelScope]]
+    steps: int = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.steps += 1
+        for step, scope in self.leaving:
+            if step == self.steps:
+                scope.cancel()
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        trio.lowlevel.add_instrument(self)
+        try:
+            yield
+        finally:
+            trio.lowlevel.remove_instrument(self)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all examples: only the first one waits for the file system's clock."""
+    root = tmp_path_factory.mktemp("asked") / "tree"
+    (root / "b").mkdir(parents=True)
+    (root / "a").write_bytes(b"1" * 1_000)
+    (root / "b" / "c").write_bytes(b"2")
+    root.with_name("link").symlink_to(root)
+    return root
+
+
+@given(askers=ASKERS, is_held=st.booleans(), random=st.random_module())
+def test_whoever_leaves_at_whatever_step_the_others_get_what_they_asked_for(
+    tree: Path, askers: list[_Asker], is_held: bool, random: Random
+) -> None:
+    """And the cache is whole: nothing is under way, and no build was begun that need not be."""
+    link = tree.with_name("link")
+    roots: dict[str, str | Path] = {
+        "absolute": tree,
+        "relative": os.path.relpath(tree),
+        "link": link,
+    }
+    uploads = [Upload.of(name, tree / name) for name in ("a", "b/c")]
+    cache = ArchiveCache()
+    scopes = [trio.CancelScope() for _ in askers]
+    got: dict[int, object] = {}
+
+    async def ask(number: int) -> None:
+        asker = askers[number]
+        with scopes[number]:
+            if asker.what == "packed":
+                got[number] = [u.source for u in await cache.packed(uploads)]
+            else:
+                root = roots[asker.what]
+                got[number] = names(await cache.source_archive(root, refresh=asker.refresh))
+
+    async def main() -> None:
+        if is_held:
+            await cache.source_archive(tree)
+        leaving = [
+            (asker.leaves_at, scope)
+            for asker, scope in zip(askers, scopes, strict=True)
+            if asker.leaves_at is not None
+        ]
+        with _CancelAt(leaving).at_work():
+            async with trio.open_nursery() as nursery:
+                for number in range(len(askers)):
+                    nursery.start_soon(ask, number)
+        assert is_idle(cache)
+        builds = cache.statistics().builds
+        left = {number for number, scope in enumerate(scopes) if scope.cancelled_caught}
+        assert got.keys() | left == set(range(len(askers)))
+        for number, what in got.items():
+            is_packed = askers[number].what == "packed"
+            assert what == ([b"1" * 1_000, b"2"] if is_packed else ["a", "b", "b/c"])
+        # What was given up is begun anew, and nothing else is.
+        kinds = {asker.what == "packed" for asker in askers} | ({False} if is_held else set())
+        assert builds <= len(kinds) + len(left)
+        later = await cache.source_archive(tree)
+        for root in roots.values():
+            for refresh in ("never", "stat", "content"):
+                assert await cache.source_archive(root, refresh=refresh) is later
+        assert await cache.packed(uploads) is await cache.packed(uploads)
+
+    trio.run(main)

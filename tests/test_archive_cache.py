@@ -280,6 +280,17 @@ class TestFailure:
         assert {repr(e) for e in errors} == {repr(error)}
         assert names(await cache.source_archive(tree)) == ["a", "b", "b/c"]
 
+    async def test_in_a_group_each_has_its_own_traceback(self, tree: Path) -> None:
+        (tree / "out").symlink_to("/etc")
+        cache = ArchiveCache()
+        with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012  # a nursery is one
+            async with trio.open_nursery() as nursery:
+                for _ in range(100):
+                    nursery.start_soon(cache.source_archive, tree)
+        errors = caught.value.exceptions
+        assert len({id(error) for error in errors}) == 100
+        assert len({id(error.__traceback__) for error in errors}) == 100
+
     async def failed(
         self, cache: ArchiveCache, tree: Path, kind: type[Exception], refresh: Refresh = "never"
     ) -> list[Exception]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import statistics
 import subprocess
@@ -30,6 +31,7 @@ from trio_skills import (
     install,
     open_runtime,
     plan_skills,
+    plan_uploads,
 )
 from trio_skills._far_side import parcels
 from trio_skills._upload import Packed, Upload
@@ -138,7 +140,7 @@ async def in_turn(to, archives, count):
 
 sys.addaudithook(hook)
 for way, archives, count in (
-    (at_once, ArchiveCache(), 30), (in_turn, ArchiveCache(), 30), (at_once, None, 3)
+    (at_once, ArchiveCache(), 100), (in_turn, ArchiveCache(), 100), (at_once, None, 3)
 ):
     opened.clear()
     trio.run(way, root / f"{way.__name__}-{count}", archives, count)
@@ -149,11 +151,28 @@ assert not in_the_loop, in_the_loop
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_file_is_opened_once_for_all(plan: Plan, tmp_path: Path, kind: str) -> None:
-    """Thirty at once, and thirty in turn; without a cache each of three opens it."""
+    """A hundred at once, and a hundred in turn; without a cache each of three opens it."""
     command = [sys.executable, "-c", OPENS, str(tmp_path / "skills"), kind, str(tmp_path / "to")]
     printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     count = len(plan.uploads)
     assert printed.splitlines() == [f"{count} 1", f"{count} 1", f"{count} 3"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_is_held_takes_no_more_memory_than_it_says(tmp_path: Path, kind: str) -> None:
+    """Nor does what is made of it to send it."""
+    write_tree(tmp_path, {f"s/f{number}": os.urandom(50_000) for number in range(40)})
+    plan = plan_uploads(Upload.of(f"s/{path.name}", path) for path in (tmp_path / "s").iterdir())
+    await put(plan, kind, tmp_path / "before", ArchiveCache(0))  # what is made once for all
+    archives = ArchiveCache()
+    tracemalloc.start()
+    try:
+        await put(plan, kind, tmp_path / "to", archives)
+        gc.collect()
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert plan.total_bytes < taken < archives.statistics().bytes_held * 1.2
 
 
 async def test_what_is_sent_is_made_once(plan: Plan) -> None:
@@ -308,6 +327,14 @@ class TestKeys:
                 await cache.source_archive(root, members)
         assert cache.statistics().builds == 1
 
+    async def test_other_words_at_once_for_the_same_tree(self, tree: Path, tmp_path: Path) -> None:
+        (tmp_path / "link").symlink_to(tree)
+        cache = ArchiveCache()
+        async with trio.open_nursery() as nursery:
+            for root in (tree, os.path.relpath(tree), tmp_path / "link") * 20:
+                nursery.start_soon(cache.source_archive, root)
+        assert cache.statistics().builds == 1
+
     async def test_all_that_makes_a_difference(
         self, tree: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -349,16 +376,16 @@ class TestBound:
 
     async def test_what_is_let_go_of_leaves_nothing(self, tmp_path: Path) -> None:
         cache = ArchiveCache(2_000)
-        for number in range(50):
-            root = tmp_path / f"t{number}"
-            write_tree(root, {"a": os.urandom(100)})
+        write_tree(tmp_path, {f"{number}/a": os.urandom(100) for number in range(200)})
+        for number in range(200):
+            root = tmp_path / str(number)
             await cache.source_archive(root)
             await cache.source_archive(os.path.relpath(root))
             told = cache.statistics()
             assert told.bytes_held <= told.max_bytes
             assert len(cache._keys) <= 2 * told.held
         assert 0 < cache.statistics().held < 10
-        assert cache.statistics().evictions == 50 - cache.statistics().held
+        assert cache.statistics().evictions == 200 - cache.statistics().held
         assert "held" in repr(cache)
 
     async def test_a_call_for_what_is_held_allocates_little(self, tmp_path: Path) -> None:

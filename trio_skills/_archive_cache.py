@@ -29,6 +29,9 @@ T = TypeVar("T")
 Refresh: TypeAlias = Literal["never", "stat", "content"]
 """When an archive that is held is built anew: see `ArchiveCache.source_archive`."""
 
+_MAX_NAMES = 100
+"""So many ways to ask for one archive are remembered; by another one it is found a little later."""
+
 _ENTRY_SIZE = 400
 """Bytes that what is remembered of one file takes, about: what is held is counted with it."""
 
@@ -164,8 +167,9 @@ class ArchiveCache:
             held = await self._refreshed(key, refresh)
         if self._held.get(key) is held:
             self._held.move_to_end(key)
-            held.names.add(name)
-            self._keys[name] = key
+            if len(held.names) < _MAX_NAMES:
+                held.names.add(name)
+                self._keys[name] = key
         return held.value
 
     async def packed(self, uploads: Sequence[Upload]) -> Sequence[Upload]:

@@ -128,7 +128,10 @@ def members(
             except Exception as exc:  # noqa: BLE001  # any failure is an outcome
                 errors[upload.target] = exc
                 continue
-            yield before + content + padding(upload.size)
+            # In three, not one: a content that is held already must not be copied.
+            yield before
+            yield content
+            yield padding(upload.size)
         else:
             yield before
             with closing(upload.chunks()) as chunks:
