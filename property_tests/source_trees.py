@@ -11,7 +11,8 @@ from pathlib import Path
 import attrs
 from hypothesis import strategies as st
 
-from trio_skills.testing.strategies import Content, contents, file_names
+from trio_skills.testing.strategies import Content, file_names
+from trio_skills.testing.strategies import contents as small_contents
 
 Members = dict[str, tuple[object, ...]]
 """Relative path to what is there: a file with its content and execute bit, a folder, a link."""
@@ -32,8 +33,20 @@ _NAMES = (
 )
 
 
+# About a tar's block, and the pieces in which an archive is handed on.
+_SIZES = (511, 512, 513, 1024, 10_240, 2**16 - 1, 2**16, 2**20 + 1)
+
+_DEEP = "/".join(["deep"] * 40)
+
+
 def names() -> st.SearchStrategy[str]:
     return st.one_of(file_names(), st.sampled_from(_NAMES))
+
+
+def contents() -> st.SearchStrategy[Content]:
+    """Contents and execute bits: empty, small, and of the sizes at which something ends."""
+    sized = st.sampled_from(_SIZES).map(lambda size: b"x" * size)
+    return st.one_of(small_contents(), st.tuples(sized, st.booleans()))
 
 
 @attrs.frozen
@@ -67,7 +80,9 @@ class SourceTree:
             elif path in self.files:
                 data, executable = self.files[path]
                 place.write_bytes(data)
-                place.chmod(0o700 if executable else 0o600)
+                # Only the owner's bit counts.
+                mode = (0o755, 0o655) if backwards else (0o700, 0o600)
+                place.chmod(mode[not executable])
                 if mtime is not None:
                     os.utime(place, (mtime, mtime))
             else:
@@ -110,12 +125,14 @@ def source_trees(draw: st.DrawFn, max_members: int = 10) -> SourceTree:
             waiting += ((posixpath.join(path, name), inner) for name, inner in value.items())
         elif isinstance(value, tuple):
             files[path] = value
+    if draw(st.integers(0, 3)) == 3 and "deep" not in {*files, *folders}:
+        files[f"{_DEEP}/file"] = draw(contents())
     links: dict[str, str] = {}
     goals = st.sampled_from([*files, *folders, "nowhere", "no/where"])
     for name in draw(st.lists(names(), max_size=3)):
         home = draw(st.sampled_from(["", *folders]))
         path = posixpath.join(home, name)
-        if path not in {*files, *folders, *links}:
+        if path not in {*files, *folders, *links, "deep"}:
             links[path] = os.path.relpath(draw(goals), home or ".")
     return SourceTree(files, folders, links)
 

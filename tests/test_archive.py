@@ -8,8 +8,7 @@ import os
 import socket
 import stat
 import subprocess
-import sys
-import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -190,6 +189,16 @@ class TestRefused:
         assert [p.kind for p in caught.value.problems] == ["name-not-utf8"] * 2
         str(caught.value).encode()  # it can be printed
 
+    def test_all_that_is_wrong_is_said_at_once(self, tree: Path) -> None:
+        os.mkfifo(tree / "b" / "fifo")
+        (tree / "out").symlink_to("/etc")
+        os.mkdir(os.fsencode(tree) + b"/bad\xff")
+        with pytest.raises(ArchiveError) as caught:
+            made(tree)
+        found = {os.path.basename(p.path): p.kind for p in caught.value.problems}
+        assert (found["fifo"], found["out"]) == ("not-a-file", "link-leaves")
+        assert sorted(found.values()) == ["link-leaves", "name-not-utf8", "not-a-file"]
+
     def test_a_path_that_is_too_long(self, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tree)
         for _ in range(21):
@@ -214,7 +223,7 @@ def renamed_over(root: Path) -> None:
 
 def link_turned(root: Path) -> None:
     (root / "link").unlink()
-    (root / "link").symlink_to("f2")
+    (root / "link").symlink_to("f402")
 
 
 def replaced_by_a_link(root: Path) -> None:
@@ -251,9 +260,9 @@ class TestChangedMeanwhile:
     @pytest.fixture
     def large(self, tmp_path: Path) -> Path:
         root = tmp_path / "large"
-        write_tree(root, {f"f{number}": b"x" * 100 for number in range(1000)})
+        write_tree(root, {f"f{number}": b"x" * 100 for number in range(400, 700)})
         (root / "below").mkdir()
-        (root / "link").symlink_to("f1")
+        (root / "link").symlink_to("f401")
         return root
 
     @pytest.mark.parametrize("when", ["before-its-turn", "after-its-turn"])
@@ -297,6 +306,8 @@ class TestChangedMeanwhile:
             def take(_: bytes, file: Path = file, built: list[bool] = built) -> None:
                 if not built[0]:
                     built[0] = True
+                    # The longest tick. Kernels that tell shorter times do not need the wait.
+                    assert time.time_ns() - file.stat().st_ctime_ns >= 10_000_000
                     file.write_bytes(b"b" * 11)
 
             with pytest.raises(SourceChangedError):
@@ -306,37 +317,6 @@ class TestChangedMeanwhile:
     def test_a_file_that_is_longer_than_it_says_is_no_empty_one(self) -> None:
         with pytest.raises(SourceChangedError, match="/proc/sys/kernel/ostype"):
             made(Path("/proc/sys/kernel"), members=["ostype"])
-
-    def test_racing_with_a_writer(self, tmp_path: Path) -> None:
-        root = tmp_path / "tree"
-        versions = [b"1" * 50_000, b"2" * 50_000]
-        write_tree(root, {f"f{number}": versions[0] for number in range(20)})
-        stop = threading.Event()
-
-        def rewrite() -> None:
-            turn = 0
-            while not stop.wait(0.002):
-                turn += 1
-                (root / f"f{turn % 20}").write_bytes(versions[turn % 2])
-
-        thread = threading.Thread(target=rewrite)
-        thread.start()
-        outcomes = []
-        try:
-            for _ in range(40):
-                try:
-                    found = contents(made(root))
-                except SourceChangedError as exc:
-                    outcomes.append(str(exc))
-                else:
-                    outcomes.append("whole")
-                    assert len(found) == 20
-                    assert all(content in versions for content in found.values())
-        finally:
-            stop.set()
-            thread.join()
-        assert any("changed" in outcome for outcome in outcomes)
-        assert contents(made(root))
 
 
 class TestSourceDateEpoch:
@@ -355,7 +335,7 @@ class TestSourceDateEpoch:
             assert self.mtimes(tree) == {315_532_800}
             monkeypatch.setenv("SOURCE_DATE_EPOCH", "")
 
-    @pytest.mark.parametrize("wrong", ["-1", "1.5", "now", "\u0661", str(8**11), " 1"])
+    @pytest.mark.parametrize("wrong", ["-1", "1.5", "now", "\u0661", str(8**11), " 1", "9" * 5000])
     def test_what_is_no_number_of_seconds_is_refused(
         self, tree: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
     ) -> None:
@@ -426,29 +406,19 @@ class TestWriting:
             read = reader.communicate()[0]
         assert hashlib.sha256(read).hexdigest() == info.digest
 
-    @pytest.mark.parametrize("output", ["file", "-"])
-    def test_a_gibibyte_takes_little_memory(self, tmp_path: Path, output: str) -> None:
-        root = tmp_path / "tree"
-        root.mkdir()
-        with open(root / "huge", "wb") as file:
-            file.truncate(2**30)
-        (tmp_path / "nothing").mkdir()
-        program = (
-            "import sys\nfrom trio_skills.cli import main\n"
-            "try:\n    main()\nexcept SystemExit:\n    pass\n"
-            "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0], file=sys.stderr)"
-        )
+    @pytest.mark.parametrize("answer", [None, 0])
+    def test_a_stream_that_takes_nothing_is_not_asked_for_ever(
+        self, tree: Path, answer: int | None
+    ) -> None:
+        """As one that does not block, or a class that does not say how much it took."""
+        calls = 0
 
-        def peak(source: Path) -> int:
-            target = output if output == "-" else str(tmp_path / "x.tar.gz")
-            arguments = ["archive", str(source), "-o", target, "--quiet"]
-            with open(tmp_path / "streamed", "wb") as stdout:
-                ended = subprocess.run(
-                    [sys.executable, "-c", program, *arguments],
-                    stdout=stdout,
-                    stderr=subprocess.PIPE,
-                    check=True,
-                )
-            return int(ended.stderr)
+        class Stream(io.RawIOBase):
+            def write(self, data: object, /) -> int | None:
+                nonlocal calls
+                calls += 1
+                assert calls < 1000
+                return answer
 
-        assert peak(root) <= peak(tmp_path / "nothing") + 64 * 2**10
+        with pytest.raises((OSError, ValueError, TypeError)):
+            write(recipe(tree), Stream())  # type: ignore[arg-type]  # raw, as an unbuffered file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import os
 import random
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from trio_skills import Compression
+from trio_skills._archive import Recipe, build_in_memory
 from trio_skills._compress import compression_of, compressor, decompressed
 
 DATA = b"".join(b"%d " % number for number in range(100_000)) + random.Random(1).randbytes(99_999)
@@ -59,6 +61,23 @@ def test_what_is_damaged_is_noticed(compression: Compression) -> None:
         unpack(bytes(packed), compression)
 
 
+@compressed_ones
+def test_a_single_wrong_bit_is_noticed_or_harmless(compression: Compression) -> None:
+    """Harmless are those of a gzip header that say when and where."""
+    data = DATA[:1_000]
+    packed = compress(data, compression)
+    harmless = []
+    for position in range(8 * len(packed)):
+        damaged = bytearray(packed)
+        damaged[position // 8] ^= 1 << position % 8
+        try:
+            assert unpack(bytes(damaged), compression) == data
+            harmless.append(position // 8)
+        except ValueError:
+            pass
+    assert len(harmless) < 8 * 10
+
+
 def test_a_files_name_tells_the_compression() -> None:
     known = {"x.tar": "none", "x.tar.gz": "gzip", "x.tgz": "gzip", "x.tar.zst": "zstd", "-": "gzip"}
     assert {name: compression_of(name) for name in known} == known
@@ -66,25 +85,40 @@ def test_a_files_name_tells_the_compression() -> None:
 
 WITHOUT = """
 import sys
-for name in sys.argv[1:]:
+for name in sys.argv[2:]:
     sys.modules[name] = None
-from trio_skills._compress import _deflate, compressor
-chosen = compressor("gzip")
-data = sys.stdin.buffer.read()
-print(_deflate.__name__, file=sys.stderr)
-sys.stdout.buffer.write(chosen.compress(data) + chosen.flush())
+from trio_skills._archive import Recipe, build_in_memory
+from trio_skills._compress import _deflate, decompressed
+recipe = Recipe.of(sys.argv[1], None, (), "gzip", False)
+archive = build_in_memory(recipe, lambda: None)[1]
+for cut in (1, 8, 9, archive.size // 2):
+    try:
+        sum(map(len, decompressed(archive.data[:-cut], "gzip", 1_000)))
+        sys.exit(f"a cut of {cut} bytes was not noticed")
+    except ValueError:
+        pass
+tar = b"".join(decompressed(archive.data, "gzip", 1_000))
+print(_deflate.__name__, archive.digest, len(tar), file=sys.stderr)
+sys.stdout.buffer.write(archive.data)
 """
 
 
 @pytest.mark.parametrize("missing", [["isal"], ["isal", "zlib_ng"]])
-def test_where_the_fastest_is_not_installed_another_one_makes_gzip(missing: list[str]) -> None:
+def test_where_the_fastest_is_not_installed_another_one_makes_gzip_of_the_same_digest(
+    tmp_path: Path, missing: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    (tmp_path / "file").write_bytes(DATA)
     ended = subprocess.run(
-        [sys.executable, "-c", WITHOUT, *missing],
-        input=DATA,
+        [sys.executable, "-c", WITHOUT, str(tmp_path), *missing],
         capture_output=True,
         check=True,
         env={"PYTHONPATH": os.fspath(Path(__file__).parent.parent)},
     )
-    assert b"isal" not in ended.stderr
-    assert gzip.decompress(ended.stdout) == DATA
+    module, digest, size = ended.stderr.decode().split()
+    assert module.partition(".")[0] not in missing
+    tar = gzip.decompress(ended.stdout)
+    assert (hashlib.sha256(tar).hexdigest(), len(tar)) == (digest, int(size))
+    recipe = Recipe.of(tmp_path, None, (), "none", missing_ok=False)
+    assert build_in_memory(recipe, lambda: None)[1].data == tar
     assert ended.stdout[:10] == b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"

@@ -297,12 +297,16 @@ def write(
 ) -> ArchiveInfo:
     """Do what `write_archive` does. Blocks."""
     recipe = recipe.resolved()
-    if isinstance(file, str | bytes | os.PathLike):
-        with _replacing(file) as (output, statuses):
-            recipe = _without(recipe, statuses)
+    if isinstance(file, str | os.PathLike):
+        with _replacing(os.fspath(file)) as (output, paths):
+            root = recipe.selection.root
+            beneath = (os.fsencode(os.path.relpath(path, root)) for path in paths)
+            recipe = _without(recipe, (path.decode("utf-8", "replace") for path in beneath))
             return build(recipe, output.write, check_cancelled).info
     with suppress(OSError, ValueError, AttributeError, io.UnsupportedOperation):
-        recipe = _without(recipe, [os.fstat(file.fileno())])
+        status = os.fstat(file.fileno())
+        if stat.S_ISREG(status.st_mode):
+            recipe = _without(recipe, [(status.st_dev, status.st_ino)])
 
     def write_all(data: bytes) -> None:
         view = memoryview(data)
@@ -315,39 +319,38 @@ def write(
     return build(recipe, write_all, check_cancelled).info
 
 
-def _without(recipe: Recipe, files: Iterable[os.stat_result]) -> Recipe:
-    out = frozenset((s.st_dev, s.st_ino) for s in files if stat.S_ISREG(s.st_mode))
-    return attrs.evolve(recipe, selection=attrs.evolve(recipe.selection, leave_out=out))
+def _without(recipe: Recipe, files: Iterable[str | tuple[int, int]]) -> Recipe:
+    selection = attrs.evolve(recipe.selection, leave_out=frozenset(files))
+    return attrs.evolve(recipe, selection=selection)
 
 
 @contextmanager
-def _replacing(
-    path: str | os.PathLike[str],
-) -> Iterator[tuple[BinaryIO, list[os.stat_result]]]:
+def _replacing(path: str) -> Iterator[tuple[BinaryIO, list[str]]]:
     """Open a file that takes the place of what is at `path` when the block has ended well.
 
-    What is no regular file, as a FIFO or `/dev/null`, is written to itself. Also returns what the
+    What is no regular file, as a FIFO or `/dev/null`, is written to itself. Also returns where the
     old and the new file are.
     """
-    real = os.path.realpath(path)  # a link stays, and what it points to is replaced
-    there: list[os.stat_result] = []
+    mode = None
     with suppress(FileNotFoundError):
-        there.append(os.stat(real))
-    if there and not stat.S_ISREG(there[0].st_mode):
-        with open(real, "wb") as output:
-            yield output, []
-        return
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            with open(path, "wb") as output:
+                yield output, []
+            return
+        mode = stat.S_IMODE(status.st_mode)
+    real = os.path.realpath(path)  # a link stays, and what it points to is replaced
     temporary = os.path.join(os.path.dirname(real), f".trio-skills-{secrets.token_hex(8)}")
-    with open(temporary, "xb") as output:
-        try:
-            if there:
-                os.fchmod(output.fileno(), stat.S_IMODE(there[0].st_mode))
-            yield output, [*there, os.fstat(output.fileno())]
-            output.flush()
-            os.rename(temporary, real)
-        except BaseException:
+    try:
+        with open(temporary, "xb") as output:
+            if mode is not None:
+                os.fchmod(output.fileno(), mode)
+            yield output, [real, temporary]
+        os.rename(temporary, real)
+    except BaseException:
+        with suppress(FileNotFoundError):
             os.unlink(temporary)
-            raise
+        raise
 
 
 def unpacked(archive: Archive) -> Iterator[tuple[tarfile.TarInfo, Iterator[bytes]]]:

@@ -87,8 +87,8 @@ class Selection:
     """gitignore patterns of what is left out."""
     missing_ok: bool = False
     """Whether a member may be missing."""
-    leave_out: frozenset[tuple[int, int]] = frozenset()
-    """Files to pass over, by device and inode: the archive itself, where it lies in the tree."""
+    leave_out: frozenset[str | tuple[int, int]] = frozenset()
+    """Files to pass over, by path or by device and inode: the archive itself, if it lies there."""
 
     def read(self, check_cancelled: Callable[[], None]) -> list[Entry]:
         """Return what there is, sorted by path. Raises `ArchiveError` with all that is wrong."""
@@ -262,7 +262,7 @@ class _Walk:
             return False
         match stat.S_IFMT(status.st_mode):
             case stat.S_IFREG:
-                if (status.st_dev, status.st_ino) not in self.selection.leave_out:
+                if self.selection.leave_out.isdisjoint((path, (status.st_dev, status.st_ino))):
                     self.entries.append(file_entry(path, status))
             case stat.S_IFDIR:
                 self.entries.append(Entry(path, "folder"))

@@ -264,6 +264,8 @@ def archive_command(
     """
     to_stdout = output == "-"
     with _refusals(json=json):
+        if not output:
+            raise ValueError("the output is empty; name a file")
         chosen = compression or compression_of(output)
         paths = [_as_utf8(member) for member in members]
         recipe = Recipe.of(root, paths or None, exclude, chosen, missing_ok)
