@@ -87,7 +87,7 @@ class Recipe:
         members: Iterable[str | os.PathLike[str]] | None,
         exclude: Iterable[str],
         compression: Compression,
-        missing_ok: bool,  # the public functions' own arguments
+        missing_ok: bool,
     ) -> Recipe:
         """Raises `TypeError` or `ValueError` for arguments that make no sense."""
         if isinstance(members, str | bytes | os.PathLike):
@@ -202,7 +202,7 @@ def digest(recipe: Recipe, check_cancelled: Callable[[], None]) -> str:
 
 def _members(recipe: Recipe, entries: list[Entry]) -> Generator[bytes, None, None]:
     wait_for_the_clock(entries)
-    root = os.open(recipe.selection.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    root = recipe.selection.open_root()
     try:
         with Cursor(root) as cursor:
             for entry in entries:

@@ -90,6 +90,14 @@ class Selection:
     leave_out: frozenset[str | tuple[int, int]] = frozenset()
     """Files to pass over, by path or by device and inode: the archive itself, if it lies there."""
 
+    def open_root(self) -> int:
+        """Return a descriptor, which the caller closes, of the root. Raises `ArchiveError`."""
+        try:
+            return os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except (OSError, ValueError) as exc:
+            reason = f"the root cannot be read: {describe(exc)}"
+            raise ArchiveError([Problem("root-unreadable", self.root, reason)]) from exc
+
     def read(self, check_cancelled: Callable[[], None]) -> list[Entry]:
         """Return what there is, sorted by path. Raises `ArchiveError` with all that is wrong."""
         return _Walk(self, Exclusion.of(self.exclude), check_cancelled).read()
@@ -142,11 +150,7 @@ class _Walk:
     root: int = -1
 
     def read(self) -> list[Entry]:
-        try:
-            self.root = os.open(self.selection.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except (OSError, ValueError) as exc:
-            reason = f"the root cannot be read: {describe(exc)}"
-            raise ArchiveError([Problem("root-unreadable", self.selection.root, reason)]) from exc
+        self.root = self.selection.open_root()
         try:
             self._walk([""] if self.selection.members is None else self._find_members())
         finally:

@@ -83,7 +83,7 @@ def _targets(archives: Iterable[Archive] | Mapping[str, Archive], dest: str) -> 
     if isinstance(archives, Mapping):
         named = list(archives.items())
     else:
-        named = [(archive.name, archive) for archive in archives]
+        named = [(getattr(archive, "name", ""), archive) for archive in archives]
     problems = [*_problems_of_dest(dest)]
     targets: dict[str, Archive] = {}
     for name, archive in named:
