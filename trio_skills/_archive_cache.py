@@ -243,8 +243,9 @@ class ArchiveCache:
         """Return what `work` makes in a thread, once for all who ask for the same at the time."""
         build = self._builds.get(key)
         if build is None:
-            build = self._builds[key] = _Build()
+            build = _Build()
             trio.lowlevel.spawn_system_task(self._run, key, build, work)
+            self._builds[key] = build  # last: nobody may wait for one that was never begun
         build.askers += 1
         try:
             await build.ended.wait()

@@ -239,7 +239,8 @@ still_mine() {
 # What is mounted beneath this folder, a line each; `?` where that cannot be known.
 find_mounts() {
   mounts=
-  here=$(pwd -P)
+  here=$(pwd -P && echo .) # a newline at its end is a part of it
+  here=${here%"$newline".}
   escape "${here%/}"
   here=$escaped
   [ -r /proc/self/mountinfo ] || { mounts='?' && return; }
@@ -525,13 +526,14 @@ unpack_into() {
   reason=$(unpack 2>&1) || stop T "tar failed: $reason"
 }
 
+# GNU tar takes escapes in the argument of -C for what they stand for, so `cd` goes there.
 unpack() {
   case $format in
   # It checks what it unpacks, so it knows whether it has the whole.
-  gzip) { gzip -dc && : >"$workspace/end"; } | tar -x -o -f - -C "$workspace/$into" ;;
-  tar) tar -x -o -f - -C "$workspace/$into" ;;
+  gzip) { gzip -dc && : >"$workspace/end"; } | (cd -- "./$workspace/$into" && tar -x -o -f -) ;;
+  tar) (cd -- "./$workspace/$into" && tar -x -o -f -) ;;
   # Skills are as old as their being put there, by the sandbox's own clock.
-  *) tar -x -o -m -f - -C "$workspace/$into" ;;
+  *) (cd -- "./$workspace/$into" && tar -x -o -m -f -) ;;
   esac
 }
 
