@@ -62,6 +62,12 @@ def ssh() -> Iterator[SshServer]:
         yield server
 
 
+@pytest.fixture
+def ssh_first_in_path(ssh: SshServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ssh` is the one that may log in there."""
+    monkeypatch.setenv("PATH", f"{ssh.path}:{os.environ['PATH']}")
+
+
 @pytest.fixture(scope="session")
 def podman() -> Iterator[Podman]:
     """Podman with storage of its own."""

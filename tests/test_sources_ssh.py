@@ -27,13 +27,7 @@ from tests.test_ssh_faults import wired
 from tests.trees import read_tree
 from trio_skills import Archive, Compression, InstallError, install_sources, open_runtime
 
-pytestmark = pytest.mark.ssh
-
-
-@pytest.fixture(autouse=True)
-def first_in_path(ssh: SshServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`ssh` is the one that may log in there."""
-    monkeypatch.setenv("PATH", f"{ssh.path}:{os.environ['PATH']}")
+pytestmark = [pytest.mark.ssh, pytest.mark.usefixtures("ssh_first_in_path")]
 
 
 @pytest.fixture

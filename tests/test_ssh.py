@@ -41,15 +41,9 @@ from trio_skills import (
     plan_uploads,
 )
 
-pytestmark = pytest.mark.ssh
+pytestmark = [pytest.mark.ssh, pytest.mark.usefixtures("ssh_first_in_path")]
 
 every_port = pytest.mark.parametrize("kind", ["port", "banner_port", "no_tar_port"])
-
-
-@pytest.fixture(autouse=True)
-def first_in_path(ssh: SshServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`ssh` is the one that may log in there."""
-    monkeypatch.setenv("PATH", f"{ssh.path}:{os.environ['PATH']}")
 
 
 @pytest.fixture

@@ -37,13 +37,7 @@ from trio_skills import (
     plan_skills,
 )
 
-pytestmark = pytest.mark.ssh
-
-
-@pytest.fixture(autouse=True)
-def first_in_path(ssh: SshServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`ssh` is the one that may log in there."""
-    monkeypatch.setenv("PATH", f"{ssh.path}:{os.environ['PATH']}")
+pytestmark = [pytest.mark.ssh, pytest.mark.usefixtures("ssh_first_in_path")]
 
 
 @pytest.fixture

@@ -98,15 +98,15 @@ def plan_skills(
     if isinstance(exclude, str | bytes):
         raise TypeError("exclude is a list of patterns, not one pattern")
     _check_policy(on_collision)
-    problems = _check_dest(dest)
-    dest = _normal(dest) if not problems else "."  # said once, not again for each file
+    problems = check_dest(dest)
+    dest = normal(dest) if not problems else "."  # said once, not again for each file
     rule = Exclusion.of(tuple(exclude))
     skills: list[Skill] = []
     folders: dict[str, Path] = {}
     uploads: list[Upload] = []
     excluded: list[Excluded] = []
     for folder, name in _distinct(sources, problems):
-        base = _normal(posixpath.join(dest, name))
+        base = normal(posixpath.join(dest, name))
         if on_collision == "error" and base in folders:
             problems.append(_same_name(folder, folders[base], name))
             continue
@@ -165,13 +165,14 @@ def plan_uploads(uploads: Iterable[Upload], *, on_collision: OnCollision = "erro
     return _plan(complete, on_collision, problems)
 
 
-def _normal(path: str) -> str:
+def normal(path: str) -> str:
     """Return a POSIX path in its one normal form: no `.`, no `//`, no final `/`."""
     normal = posixpath.normpath(path)
     return normal[1:] if normal.startswith("//") else normal
 
 
-def _check_dest(dest: str) -> list[Problem]:
+def check_dest(dest: str) -> list[Problem]:
+    """Return what is wrong with a destination."""
     if ".." in dest.split("/"):
         return [Problem("dest-invalid", dest, "a destination has no '..'")]
     if "\0" in dest or not is_utf8(dest):
@@ -253,7 +254,7 @@ def _plan(uploads: Sequence[Upload], on_collision: OnCollision, problems: list[P
 
 
 def _complete(upload: Upload) -> Upload:
-    upload = attrs.evolve(upload, target=_normal(upload.target))
+    upload = attrs.evolve(upload, target=normal(upload.target))
     if upload.digest is not None and isinstance(upload.source, Path):
         return upload
     return Upload.of(upload.target, upload.source, executable=upload.executable)

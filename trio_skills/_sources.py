@@ -12,10 +12,11 @@ import attrs
 import trio
 
 from trio_skills._archive import Archive, record
-from trio_skills._beneath import components, is_utf8
+from trio_skills._beneath import is_utf8
 from trio_skills._errors import PlanError, Problem, UploadError
 from trio_skills._inspection import inspect
 from trio_skills._limits import Limits
+from trio_skills._plan import check_dest, normal
 from trio_skills._report import Outcome, Report, install_error
 from trio_skills._runtime import Runtime, traits_of
 from trio_skills._tree import MAX_NAME
@@ -84,13 +85,13 @@ def _targets(archives: Iterable[Archive] | Mapping[str, Archive], dest: str) -> 
         named = list(archives.items())
     else:
         named = [(getattr(archive, "name", ""), archive) for archive in archives]
-    problems = [*_problems_of_dest(dest)]
+    problems = check_dest(dest)
     targets: dict[str, Archive] = {}
     for name, archive in named:
         if not isinstance(archive, Archive):
             raise TypeError("archives are from ArchiveCache.source_archive")
         problems += _problems_of_name(name)
-        target = posixpath.normpath(posixpath.join(dest, name))
+        target = normal(posixpath.join(dest, name))
         if target in targets and targets[target].digest != archive.digest:
             message = "two archives have this name; give them others, as the keys of a mapping"
             problems.append(Problem("collision", name, message))
@@ -98,15 +99,6 @@ def _targets(archives: Iterable[Archive] | Mapping[str, Archive], dest: str) -> 
     if problems:
         raise PlanError(problems)
     return dict(sorted(targets.items()))
-
-
-def _problems_of_dest(dest: str) -> Iterator[Problem]:
-    try:
-        components(dest)
-        dest.encode()
-    except ValueError:
-        message = "a destination is UTF-8, without '..' and NUL"
-        yield Problem("dest-invalid", dest, message)
 
 
 def _problems_of_name(name: str) -> Iterator[Problem]:
