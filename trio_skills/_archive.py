@@ -13,6 +13,7 @@ import os
 import posixpath
 import re
 import secrets
+import select
 import stat
 import tarfile
 import time
@@ -89,7 +90,7 @@ class Recipe:
         compression: Compression,
         missing_ok: bool,
     ) -> Recipe:
-        """Raises `TypeError` or `ValueError` for arguments that make no sense."""
+        """Raises `TypeError`, `ValueError` or `ArchiveError` for arguments that make no sense."""
         if isinstance(members, str | bytes | os.PathLike):
             raise TypeError("members is a list of paths, not one path")
         if isinstance(exclude, str | bytes):
@@ -104,7 +105,11 @@ class Recipe:
         if not folder:  # which would be the working directory
             raise ValueError("the root is empty; name a folder")
         if not os.path.isabs(folder):
-            folder = os.path.join(os.getcwd(), folder)
+            try:
+                folder = os.path.join(os.getcwd(), folder)
+            except OSError as exc:
+                reason = f"the working directory cannot be found: {describe(exc)}"
+                raise ArchiveError([Problem("root-unreadable", folder, reason)]) from exc
         selection = Selection(folder, paths, tuple(exclude), missing_ok)
         return cls(selection, compression, _mtime(os.environ))
 
@@ -239,22 +244,29 @@ def _content(recipe: Recipe, entry: Entry, cursor: Cursor) -> Iterator[bytes]:
     except FileNotFoundError as exc:
         raise _changed(recipe, entry.path) from exc
     except OSError as exc:
-        path = os.path.join(recipe.selection.root, entry.path)
-        problem = Problem("unreadable", path, f"cannot be read: {describe(exc)}")
-        raise ArchiveError([problem]) from exc
+        raise _unreadable(recipe, entry.path, exc) from exc
     try:
         if file_entry(entry.path, os.fstat(file)) != entry:
             raise _changed(recipe, entry.path)
         size = 0
-        for chunk in read_chunks(file):
-            size += len(chunk)
-            if size > entry.size:
-                break
-            yield chunk
+        # No error of whoever takes the pieces comes here: a generator is closed then.
+        try:
+            for chunk in read_chunks(file):
+                size += len(chunk)
+                if size > entry.size:
+                    break
+                yield chunk
+        except OSError as exc:
+            raise _unreadable(recipe, entry.path, exc) from exc
         if size != entry.size:
             raise _changed(recipe, entry.path)
     finally:
         os.close(file)
+
+
+def _unreadable(recipe: Recipe, path: str, error: OSError) -> ArchiveError:
+    shown = os.path.join(recipe.selection.root, path)
+    return ArchiveError([Problem("unreadable", shown, f"cannot be read: {describe(error)}")])
 
 
 def _changed(recipe: Recipe, path: str) -> SourceChangedError:
@@ -298,11 +310,11 @@ def write(
     """Do what `write_archive` does. Blocks."""
     recipe = recipe.resolved()
     if isinstance(file, str | os.PathLike):
-        with _replacing(os.fspath(file)) as (output, paths):
+        with _replacing(os.fspath(file), check_cancelled) as (write_output, paths):
             root = recipe.selection.root
             beneath = (os.fsencode(os.path.relpath(path, root)) for path in paths)
             recipe = _without(recipe, (path.decode("utf-8", "replace") for path in beneath))
-            return build(recipe, output.write, check_cancelled).info
+            return build(recipe, write_output, check_cancelled).info
     with suppress(OSError, ValueError, AttributeError, io.UnsupportedOperation):
         status = os.fstat(file.fileno())
         if stat.S_ISREG(status.st_mode):
@@ -325,8 +337,10 @@ def _without(recipe: Recipe, files: Iterable[str | tuple[int, int]]) -> Recipe:
 
 
 @contextmanager
-def _replacing(path: str) -> Iterator[tuple[BinaryIO, list[str]]]:
-    """Open a file that takes the place of what is at `path` when the block has ended well.
+def _replacing(
+    path: str, check_cancelled: Callable[[], None]
+) -> Iterator[tuple[Callable[[bytes], object], list[str]]]:
+    """Return what writes a file that takes the place of what is at `path`, if all ends well.
 
     What is no regular file, as a FIFO or `/dev/null`, is written to itself. Also returns where the
     old and the new file are.
@@ -335,17 +349,22 @@ def _replacing(path: str) -> Iterator[tuple[BinaryIO, list[str]]]:
     with suppress(FileNotFoundError):
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
-            with open(path, "wb") as output:
-                yield output, []
+            pipe = _open_pipe(path, check_cancelled)
+            try:
+                yield partial(_write_patiently, pipe, check_cancelled), []
+            finally:
+                os.close(pipe)
             return
         mode = stat.S_IMODE(status.st_mode)
+    if path.endswith("/"):
+        raise IsADirectoryError(errno.EISDIR, "a name with / at its end is a folder's", path)
     real = os.path.realpath(path)  # a link stays, and what it points to is replaced
     temporary = os.path.join(os.path.dirname(real), f".trio-skills-{secrets.token_hex(8)}")
     try:
         with open(temporary, "xb") as output:
             if mode is not None:
                 os.fchmod(output.fileno(), mode)
-            yield output, [real, temporary]
+            yield output.write, [real, temporary]
         os.rename(temporary, real)
     except BaseException:
         with suppress(FileNotFoundError):
@@ -353,14 +372,44 @@ def _replacing(path: str) -> Iterator[tuple[BinaryIO, list[str]]]:
         raise
 
 
+def _open_pipe(path: str, check_cancelled: Callable[[], None]) -> int:
+    """Open what is no regular file; a FIFO, when somebody reads from it."""
+    while True:
+        try:
+            return os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as exc:
+            if exc.errno != errno.ENXIO:
+                raise
+        check_cancelled()
+        time.sleep(_PATIENCE)
+
+
+def _write_patiently(pipe: int, check_cancelled: Callable[[], None], data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(pipe, view) :]
+        except BlockingIOError:
+            check_cancelled()
+            select.select([], [pipe], [], _PATIENCE)
+
+
+_PATIENCE = 0.05
+"""Seconds after which it is looked whether somebody still waits, while a reader does not read."""
+
+_BUFFER = 2**16
+"""Bytes of a tar that are read at once: for each header `tarfile` copies what it has of them."""
+
+
 def unpacked(archive: Archive) -> Iterator[tuple[tarfile.TarInfo, Iterator[bytes]]]:
     """Yield every member, and its content, which must be read before the next. Blocks.
 
     Raises `ValueError` or `tarfile.TarError` for what is no archive.
     """
-    pieces = decompressed(archive.data, archive.compression, CHUNK)
-    with tarfile.open(fileobj=_Pieces(pieces), mode="r|", bufsize=CHUNK) as tar:
+    pieces = decompressed(archive.data, archive.compression, _BUFFER)
+    with tarfile.open(fileobj=_Pieces(pieces), mode="r|", bufsize=_BUFFER, encoding="utf-8") as tar:
         for member in tar:
+            tar.members.clear()  # type: ignore[attr-defined]  # it would keep every one
             file = tar.extractfile(member) if member.isreg() else None
             yield member, iter(()) if file is None else iter(partial(file.read, CHUNK), b"")
 
@@ -382,7 +431,7 @@ class _Pieces(io.RawIOBase):
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        while len(self._rest) < size and (piece := next(self._pieces, b"")):
+        while len(self._rest) < size and (piece := next(self._pieces, None)) is not None:
             self._rest += piece
         data, self._rest = self._rest[:size], self._rest[size:]
         return data

@@ -20,6 +20,7 @@ import trio
 
 from trio_skills._archive import Archive, Recipe, build_in_memory, digest
 from trio_skills._compress import Compression
+from trio_skills._errors import forget_locals
 from trio_skills._source_tree import Entry
 from trio_skills._threads import in_thread
 from trio_skills._upload import Packed, Upload, digest_of
@@ -77,6 +78,7 @@ class _Held(Generic[T]):
 class _Build:
     """A build that is under way."""
 
+    run: trio.lowlevel.TrioToken = attrs.Factory(trio.lowlevel.current_trio_token)
     scope: trio.CancelScope = attrs.Factory(trio.CancelScope)
     ended: trio.Event = attrs.Factory(trio.Event)
     askers: int = 0
@@ -246,6 +248,8 @@ class ArchiveCache:
             build = _Build()
             trio.lowlevel.spawn_system_task(self._run, key, build, work)
             self._builds[key] = build  # last: nobody may wait for one that was never begun
+        elif build.run != trio.lowlevel.current_trio_token():
+            raise RuntimeError("an ArchiveCache belongs to one Trio run at a time")
         build.askers += 1
         try:
             await build.ended.wait()
@@ -259,7 +263,7 @@ class ArchiveCache:
                     await build.ended.wait()
         if build.error is not None:
             # Each asker gets an error of his own: a raised one collects what it went through.
-            raise copy.copy(build.error) from build.error
+            raise _another(build.error) from build.error
         if not build.is_made:
             raise RuntimeError("the Trio run that the archive was built in has ended")
         made: T = build.made
@@ -273,6 +277,7 @@ class ArchiveCache:
                 build.made = await in_thread(work)
                 build.is_made = True
         except Exception as exc:  # noqa: BLE001  # it is raised by who asked
+            forget_locals(exc)
             build.error = exc
         finally:
             if self._builds.get(key) is build:
@@ -305,6 +310,13 @@ def _build(key: Recipe) -> _Held[Archive]:
     built, archive = build_in_memory(key, trio.from_thread.check_cancelled)
     size = len(archive.data) + sum(_ENTRY_SIZE + len(entry.path) for entry in built.entries)
     return _Held(archive, size, built.entries, built.as_of)
+
+
+def _another(error: Exception) -> Exception:
+    try:
+        return copy.copy(error)
+    except Exception:  # noqa: BLE001  # a class that cannot be copied: then all share the one
+        return error
 
 
 def _look(key: Recipe, held: _Held[Archive], refresh: Refresh) -> tuple[float, bool]:

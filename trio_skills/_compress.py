@@ -113,7 +113,7 @@ def compressor(compression: Compression) -> Compressor:
 
 
 def decompressed(data: bytes, compression: Compression, size: int) -> Iterator[bytes]:
-    """Yield what was compressed, in pieces of at most `size` bytes. Blocks.
+    """Yield what was compressed, in pieces of at most `size` bytes, none of them empty. Blocks.
 
     Raises `ValueError` where it is damaged or cut off.
     """
@@ -127,14 +127,24 @@ def decompressed(data: bytes, compression: Compression, size: int) -> Iterator[b
         raise ValueError(f"the {compression} data is damaged: {exc}") from exc
 
 
+_SLICE = 2**16
+"""Bytes that are given to an inflater at once: it copies what it leaves over of them each time."""
+
+
 def _gunzipped(data: bytes, size: int) -> Iterator[bytes]:
     inflater = _deflate.decompressobj(wbits=31)
-    while not inflater.eof:
-        piece = inflater.decompress(data, size)
-        data = inflater.unconsumed_tail
-        if not piece and not inflater.eof:
-            raise ValueError("the gzip data is cut off")
+    view = memoryview(data)
+    for start in range(0, len(data), _SLICE):
+        rest = view[start : start + _SLICE]
+        while rest and not inflater.eof:
+            if piece := inflater.decompress(rest, size):
+                yield piece
+            rest = inflater.unconsumed_tail
+    # What is left in the inflater, where the last piece was as long as it may be.
+    while not inflater.eof and (piece := inflater.decompress(b"", size)):
         yield piece
+    if not inflater.eof:
+        raise ValueError("the gzip data is cut off")
 
 
 def _unzstd(data: bytes, size: int) -> Iterator[bytes]:
@@ -142,9 +152,10 @@ def _unzstd(data: bytes, size: int) -> Iterator[bytes]:
     while not decompressor.eof:
         piece = decompressor.decompress(data, size)
         data = b""
-        if not piece and not decompressor.eof:
+        if piece:
+            yield piece
+        elif not decompressor.eof:
             raise ValueError("the zstd data is cut off")
-        yield piece
 
 
 _INFLATERS: dict[Compression, Callable[[bytes, int], Iterable[bytes]]] = {

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 
 import attrs
@@ -114,3 +115,10 @@ def describe(error: BaseException) -> str:
         if error.__cause__ is not None:
             text += f": {describe(error.__cause__)}"
     return printable(text)
+
+
+def forget_locals(error: BaseException | None) -> None:
+    """Let go of what a traceback's frames hold: contents, else kept as long as the error is."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

@@ -34,7 +34,8 @@ class Exclusion:
         """Return the pattern that leaves out a path, whose last part is `name`; else None."""
         if self._is_default and name not in _NAMES and not name.endswith(_SUFFIXES):
             return None  # what a regular expression for each file would say, thirty times later
-        verdict = self._spec.check_file(path + "/" * is_folder)
+        # A newline in a name is no end of a line; NUL, which is in no name, is like any letter.
+        verdict = self._spec.check_file(path.replace("\n", "\0") + "/" * is_folder)
         if not verdict.include or verdict.index is None:
             return None
         return str(self._spec.patterns[verdict.index].pattern)

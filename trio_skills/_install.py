@@ -9,7 +9,6 @@ starts.
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import get_args
@@ -26,6 +25,7 @@ from trio_skills._errors import (
     SourceChangedError,
     UploadError,
     VerifyError,
+    forget_locals,
 )
 from trio_skills._events import Event, InstallEnded, TransferEnded, TransferStarted
 from trio_skills._inspection import inspect
@@ -408,7 +408,7 @@ class _Job:
     def _fail(self, target: str, cause: Exception) -> None:
         self.has_failed = True
         error = UploadError(target, cause)
-        _forget_locals(cause)
+        forget_locals(cause)
         self.outcomes[target] = attrs.evolve(self.outcomes[target], state="failed", error=error)
 
     async def _blame_for_bits(self, targets: Sequence[str], cause: Exception) -> None:
@@ -421,13 +421,6 @@ class _Job:
         for target in targets:
             if target not in states or not states[target].executable:
                 self._fail(target, cause)
-
-
-def _forget_locals(error: BaseException | None) -> None:
-    """Let go of what a traceback's frames hold: contents, else kept as long as the report is."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
 
 
 def _problems_of_dest(dest: str, state: FileState) -> Iterator[Problem]:

@@ -188,9 +188,12 @@ class _Walk:
             folder = open_folder(self.root, above)
             try:
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                if pattern := self._left_out(path, stat.S_ISDIR(status.st_mode)):
+                if pattern := self._excluded_by(path, stat.S_ISDIR(status.st_mode)):
                     message = f"the pattern {printable(pattern)!r} leaves it out"
                     self._refuse(path, "member-excluded", message)
+                elif self._is_left_out(path, status):
+                    message = "it is what the archive is written to; write that elsewhere"
+                    self._refuse(path, "member-is-output", message)
                 elif not is_within and self._add(path, name, status, folder):
                     to_read.append(path)
                 return True
@@ -204,7 +207,7 @@ class _Walk:
             self._refuse(path, "member-unreadable", f"cannot be read: {describe(exc)}")
         return False
 
-    def _left_out(self, path: str, is_folder: bool) -> str | None:
+    def _excluded_by(self, path: str, is_folder: bool) -> str | None:
         """Return the pattern that leaves out a member, or a folder that it is in."""
         for part, below in ((path, is_folder), *((above, True) for above in folders_above(path))):
             name = posixpath.basename(part)
@@ -266,7 +269,7 @@ class _Walk:
             return False
         match stat.S_IFMT(status.st_mode):
             case stat.S_IFREG:
-                if self.selection.leave_out.isdisjoint((path, (status.st_dev, status.st_ino))):
+                if not self._is_left_out(path, status):
                     self.entries.append(file_entry(path, status))
             case stat.S_IFDIR:
                 self.entries.append(Entry(path, "folder"))
@@ -277,6 +280,9 @@ class _Walk:
                 message = "a FIFO, a socket or a device cannot be archived"
                 self._refuse(path, "not-a-file", message)
         return False
+
+    def _is_left_out(self, path: str, status: os.stat_result) -> bool:
+        return not self.selection.leave_out.isdisjoint((path, (status.st_dev, status.st_ino)))
 
     def _read_link(self, path: str, name: str, folder: int) -> None:
         try:

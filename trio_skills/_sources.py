@@ -13,7 +13,8 @@ import trio
 
 from trio_skills._archive import Archive, record
 from trio_skills._beneath import is_utf8
-from trio_skills._errors import PlanError, Problem, UploadError
+from trio_skills._collisions import case_clashes
+from trio_skills._errors import PlanError, Problem, UploadError, forget_locals
 from trio_skills._inspection import inspect
 from trio_skills._limits import Limits
 from trio_skills._plan import check_dest, normal
@@ -63,13 +64,16 @@ async def install_sources(
     Raises:
         InstallError: Some archive is not there; raised when every transfer has settled. The report
             has an outcome for each, whose target is its folder.
-        PlanError: Two archives have one name, or a name cannot be a folder's.
+        PlanError: Two archives have one name, or one for this runtime, or a name cannot be a
+            folder's.
         CommandError: It could not be seen what is there; nothing was written.
 
     **Cancellation:** no further transfer starts, and those in flight are ended. A folder is there
     as it was, or as planned; what was unpacked beside it is removed.
     """
     targets = _targets(archives, dest)
+    if traits_of(runtime).folds_case and (clashes := case_clashes(targets)):
+        raise PlanError(clashes)
     job = _Job(runtime, targets, limits or Limits())
     await job.find_unchanged()
     await job.transfer()
@@ -149,6 +153,8 @@ class _Job:
             waiting = [target for target in self.targets if target not in self.outcomes]
             for number, target in enumerate(waiting):
                 nursery.start_soon(self._settle, extractor, number, target, at_once)
+        for outcome in self.outcomes.values():
+            forget_locals(outcome.error)  # now that every frame that they went through has ended
 
     async def _settle(
         self, extractor: Extracts, number: int, target: str, at_once: trio.CapacityLimiter

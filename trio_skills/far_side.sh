@@ -29,6 +29,9 @@ unset CDPATH TAR_OPTIONS
 newline='
 '
 
+# Where it is noted which source archive a folder was made of: its digest, in a file of that name.
+records=./.trio-skills.sources
+
 say() { printf '%s\0%s\0%s\0' "$1" "$2" "$3"; }
 
 # D: nothing can be written there. T: this transfer failed. M: a program is missing.
@@ -456,6 +459,8 @@ publish() {
   elif [ "$existing" = error ]; then
     say F "$2" 'the skill folder is there already'
   elif [ "$existing" = replace ]; then
+    # What is noted of the folder is not true of the next one.
+    [ -h "$records" ] || rm -f -- "$records/$2" 2>/dev/null
     swap "$1" "$2"
   else
     [ "$mounts" = '?' ] || ! holds_mount "$2" || say P "$2" ''
@@ -546,9 +551,6 @@ write_many() {
   is_whole
   commit
 }
-
-# Where it is noted which source archive a folder was made of: its digest, in a file of that name.
-records=./.trio-skills.sources
 
 # write_source NAME gzip|tar DIGEST [ARCHIVE]: the archive is what belongs into the folder NAME. A tar
 # has one member more, which is called as the NONCE is, to show that all of it arrived.

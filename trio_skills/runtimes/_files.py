@@ -16,6 +16,7 @@ import trio
 from trio_skills._archive import Archive, record
 from trio_skills._beneath import (
     Cursor,
+    components,
     exists,
     measure,
     open_file,
@@ -139,7 +140,7 @@ class Files:
         `check_cancelled` is called before each member, until all of them are there.
         """
         *above, name = target_parts(target)
-        note, digest = record(name, archive.digest)
+        note, digest = record(components(target)[-1], archive.digest)
         parent = open_folder(self._root, above, create=True)
         try:
             sweep(parent)
@@ -149,10 +150,8 @@ class Files:
                     if exists(parent, name) and holds_mount(parent, name):
                         reason = "a file system is mounted there, so it cannot be replaced"
                         raise OSError(errno.EBUSY, reason, target)
-                    # The note goes first and comes last: what is noted is there.
                     folder, entry = records.locate(target_parts(note))
-                    with suppress(FileNotFoundError):
-                        os.unlink(entry, dir_fd=folder)
+                    # It takes the old note away; what is noted is there.
                     swap(place, name, "replace")
                     # Made where the next one cleans up, should this process be killed.
                     write_new(place.new, "digest", [digest], executable=False)

@@ -17,6 +17,7 @@ from contextlib import closing, contextmanager, suppress
 
 import attrs
 
+from trio_skills._archive import record
 from trio_skills._beneath import (
     Cursor,
     exists,
@@ -185,6 +186,8 @@ def put_back(aside: int, parent: int) -> None:
 def swap(place: Workspace, name: str, existing: Existing) -> None:
     """Rename the folder that was made in a workspace to its place, or raise and leave the old."""
     parent, new, aside = place.parent, place.new, place.aside
+    if existing == "replace":
+        _forget_source(parent, name)
     if existing != "merge" and exists(parent, name):
         if existing == "error":
             raise FileExistsError(errno.EEXIST, "the skill folder is there already", name)
@@ -194,6 +197,14 @@ def swap(place: Workspace, name: str, existing: Existing) -> None:
     except OSError:
         put_back(aside, parent)
         raise
+
+
+def _forget_source(parent: int, name: str) -> None:
+    """Remove the note of what a folder was made of: it is not true of the next one."""
+    note, _ = record(name, "")
+    with suppress(FileNotFoundError), Cursor(parent) as cursor:
+        folder, entry = cursor.locate(note.split("/"))
+        os.unlink(entry, dir_fd=folder)
 
 
 @attrs.define

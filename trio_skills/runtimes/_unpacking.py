@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from trio_skills._archive import Archive, unpacked
 from trio_skills._beneath import Cursor, components, open_folder, target_parts
@@ -30,7 +30,8 @@ def unpack(archive: Archive, folder: int, name: str, check_cancelled: Callable[[
                 times = (member.mtime, member.mtime)
                 if member.isreg():
                     is_executable = bool(member.mode & 0o100)
-                    write_new(below, entry, content, executable=is_executable)
+                    pieces = _checked(content, check_cancelled)
+                    write_new(below, entry, pieces, executable=is_executable)
                 elif member.isdir():
                     os.mkdir(entry, 0o755, dir_fd=below)
                     folders.append((path, times))
@@ -45,3 +46,9 @@ def unpack(archive: Archive, folder: int, name: str, check_cancelled: Callable[[
                 os.utime(entry, times, dir_fd=below, follow_symlinks=False)
     finally:
         os.close(root)
+
+
+def _checked(content: Iterator[bytes], check_cancelled: Callable[[], None]) -> Iterator[bytes]:
+    for piece in content:
+        check_cancelled()
+        yield piece
