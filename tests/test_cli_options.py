@@ -102,6 +102,24 @@ class TestTransfer:
         assert ended.returncode == 0, ended.stderr
         assert len(read_tree(root)) == 3
 
+    def test_what_fails_for_a_moment_is_tried_again(
+        self, skill: Path, root: Path, tmp_path: Path
+    ) -> None:
+        """The sandbox answers the greeting; its second call, the write, breaks off."""
+        root.mkdir()
+        flaky = tmp_path / "flaky"
+        flaky.write_text('#!/bin/sh\nset -C\n{ >one || { >two && exit 7; }; } 2>&- ; exec "$@"\n')
+        flaky.chmod(0o755)
+        command = ("install", skill, "--to", f"exec:{flaky}", "--dest", root)
+        ended = run(*command, "--retries", "0", cwd=tmp_path)
+        assert "4 round trips)" in ended.stdout  # the batch, and then each file
+        for name in ("one", "two"):
+            (tmp_path / name).unlink()
+        ended = run(*command, cwd=tmp_path)
+        assert ended.returncode == 0, ended.stderr
+        assert "2 round trips, 1 of them again)" in ended.stdout
+        assert ended.stderr == ""
+
 
 class TestWhatIsRead:
     def test_a_plan_has_every_file_and_then_every_skill(self, tmp_path: Path) -> None:

@@ -42,6 +42,9 @@ from trio_skills._errors import (
     SourceChangedError as SourceChangedError,
 )
 from trio_skills._errors import (
+    TransientError as TransientError,
+)
+from trio_skills._errors import (
     TrioSkillsError as TrioSkillsError,
 )
 from trio_skills._errors import (

@@ -97,7 +97,8 @@ def read_batch(
 def failed(what: str, result: RunResult) -> CommandError:
     """Return the error for a command that failed while `what` was done."""
     complaint = one_line(result.stderr.decode("utf-8", "replace"))
-    return CommandError(f"{what} failed with exit code {result.exit_code}: {complaint}")
+    text = f"{what} failed with exit code {result.exit_code}: {complaint}"
+    return CommandError(text.removesuffix(": "))
 
 
 def _read_sum(sums: bytes, position: int, target: str) -> tuple[str | None, int]:

@@ -100,6 +100,21 @@ class CommandError(TrioSkillsError):
     """A command in the sandbox failed; the message has its exit code and what it complained of."""
 
 
+class TransientError(TrioSkillsError):
+    """What failed may go well the next time: a runtime raises it, and it is tried again.
+
+    For a connection that was reset, an answer that was lost, and HTTP's 408, 409, 429 and 5xx. What
+    was called may have been done all the same: only what can be done twice is tried again.
+    """
+
+    retry_after: float | None = None
+    """Seconds after which the sandbox wants to be asked again, where it says so."""
+
+
+class LostAnswerError(CommandError, TransientError):
+    """The connection, or the command, ended before its answer was whole."""
+
+
 def describe(error: BaseException) -> str:
     """Return one line that says what went wrong, never an empty one.
 

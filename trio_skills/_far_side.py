@@ -17,7 +17,7 @@ import attrs
 from trio_skills import _tar
 from trio_skills._beneath import components, folders_above
 from trio_skills._commands import as_argument, read_batch
-from trio_skills._errors import CommandError, DestinationError, Problem
+from trio_skills._errors import CommandError, DestinationError, LostAnswerError, Problem
 from trio_skills._printable import one_line, printable
 from trio_skills._runtime import Existing, FileState, RunResult
 from trio_skills._transfers import by_folder
@@ -78,8 +78,8 @@ class Call:
     def ended(self, result: RunResult) -> RunResult:
         """Return how what was called ended: its own output, and its own exit code.
 
-        Raises `MissingProgramError` where there is no shell, and `CommandError` where the answer is
-        not whole: then it is not known how far the program came.
+        Raises `MissingProgramError` where there is no shell, and `LostAnswerError` where the answer
+        is not whole: then it is not known how far the program came.
         """
         mark = self.nonce.encode()
         _, begun, rest = result.stdout.partition(mark + b"\n")
@@ -87,7 +87,7 @@ class Call:
         if not begun and _has_no_shell(result):
             raise MissingProgramError("sh")
         if not ended or not _CODE.match(code):
-            raise CommandError(self._lost(result))
+            raise LostAnswerError(self._lost(result))
         stderr = result.stderr.partition(mark + b"\n")[2]
         # What a command left running may print later than its end.
         code, _, later = code.partition(b"\n")

@@ -9,8 +9,9 @@ starts.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import get_args
 
 import attrs
@@ -18,11 +19,13 @@ import trio
 
 from trio_skills import _commands
 from trio_skills._archive_cache import ArchiveCache
+from trio_skills._calls import Calls, Tries
 from trio_skills._errors import (
     DestinationError,
     PlanError,
     Problem,
     SourceChangedError,
+    TransientError,
     UploadError,
     VerifyError,
     forget_locals,
@@ -35,7 +38,6 @@ from trio_skills._report import Outcome, Report, install_error
 from trio_skills._runtime import (
     Existing,
     FileState,
-    RunResult,
     Runtime,
     SetsExecutable,
     WritesMany,
@@ -63,6 +65,7 @@ async def install(
     verify: bool = False,
     skip_unchanged: bool = False,
     archives: ArchiveCache | None = None,
+    retries: int = 3,
     on_event: Callable[[Event], None] | None = None,
 ) -> Report:
     """Put every file of `plan` into a sandbox, and return what became of each.
@@ -82,6 +85,9 @@ async def install(
             execute bit.
         archives: Where what travels packed is held, so that the installs that share one cache read
             and pack the files of a plan once. By default each reads them anew.
+        retries: How often a transfer, or a command, that ends with a `TransientError` is tried
+            again, after a wait that grows and is partly random, unless the caller's deadline comes
+            first. A packed transfer with `existing="error"` is not: it may have been done.
         on_event: Called in the event loop with each `Event`; it must not block. Should it raise,
             that is logged and it is not called again.
 
@@ -105,18 +111,16 @@ async def install(
     if strategy == "auto":
         strategy = "packed" if isinstance(runtime, WritesMany) else "concurrent"
     _check_arguments(runtime, strategy, batch_size, existing, skip_unchanged)
-    bearable = traits_of(runtime).max_in_flight
     job = _Job(
         plan=plan,
         runtime=runtime,
         packer=runtime if strategy == "packed" and isinstance(runtime, WritesMany) else None,
-        limits=limits or Limits(),
+        calls=Calls.to(runtime, limits, retries),
         strategy=strategy,
         batch_size=batch_size,
         existing=existing,
         archives=archives,
         on_event=on_event,
-        bearable=None if bearable is None else Limits(max_in_flight=bearable),
     )
     try:
         await job.refuse_destination()
@@ -152,6 +156,15 @@ def _check_arguments(
         raise ValueError("existing 'replace' sends whole folders: it cannot skip unchanged files")
 
 
+@attrs.frozen
+class _Sending:
+    """A transfer under way."""
+
+    transfer: Transfer
+    started: float
+    tries: Tries
+
+
 @attrs.define
 class _Job:
     """One install under way. Each method is a phase, and has a checkpoint."""
@@ -160,19 +173,16 @@ class _Job:
     runtime: Runtime
     packer: WritesMany | None
     """The runtime, where files travel packed."""
-    limits: Limits
+    calls: Calls
     strategy: Strategy
     batch_size: int
     existing: Existing
     archives: ArchiveCache | None
     on_event: Callable[[Event], None] | None
-    bearable: Limits | None
-    """What the runtime can bear, where that is known."""
     began: float = attrs.Factory(trio.current_time)
-    round_trips: int = 0
     outcomes: dict[str, Outcome] = attrs.Factory(dict)
     has_failed: bool = False
-    in_place: list[str] = attrs.Factory(list)
+    in_place: set[str] = attrs.Factory(set)
     """Skill folders that could not be renamed."""
     without_bit: list[str] = attrs.Factory(list)
     """Executables that were written by `write`, which carries no mode."""
@@ -210,7 +220,7 @@ class _Job:
         await trio.lowlevel.checkpoint()
         waiting = [u for u in self.plan.uploads if u.target not in self.outcomes]
         if self.packer is not None:
-            max_bytes = self.limits.max_bytes
+            max_bytes = self.calls.limits.max_bytes
             max_files = traits_of(self.runtime).max_batch_files
             waves = iter([pack(waiting, self.plan.folders, max_bytes, max_files)])
         else:
@@ -220,7 +230,7 @@ class _Job:
             async with trio.open_nursery() as nursery:
                 for transfer in wave:
                     # Waited for here, in order: what has not started costs no task.
-                    await self._acquire(transfer.size)
+                    await self.calls.acquire(transfer.size)
                     nursery.start_soon(self._settle, transfer)
 
     async def make_executable(self) -> None:
@@ -251,7 +261,8 @@ class _Job:
                 for u in self.plan.uploads
             ),
             strategy=self.strategy,
-            round_trips=self.round_trips,
+            round_trips=self.calls.count,
+            retries=self.calls.retried,
             seconds=self._now(),
             plan_digest=self.plan.digest,
             not_executable=tuple(sorted(self.without_bit)),
@@ -274,103 +285,90 @@ class _Job:
     def _now(self) -> float:
         return trio.current_time() - self.began
 
-    async def _acquire(self, size: int) -> None:
-        if self.bearable is None:
-            await self.limits.acquire(size)
-            return
-        # This one first: who waits for a slow sandbox must hold nothing that others could use.
-        # Cancelled in between, it is not given back: it is this install's own and ends with it.
-        await self.bearable.acquire(0)
-        await self.limits.acquire(size)
-
-    def _release(self, size: int) -> None:
-        self.limits.release(size)
-        if self.bearable is not None:
-            self.bearable.release(0)
-
-    @asynccontextmanager
-    async def _slot(self) -> AsyncIterator[None]:
-        """Hold a place for one command, which is a round trip."""
-        await self._acquire(0)
-        try:
-            await trio.lowlevel.checkpoint_if_cancelled()  # as in `_settle`
-            self.round_trips += 1
-            yield
-        finally:
-            self._release(0)
-
-    async def _run(self, argv: list[str]) -> RunResult:
-        async with self._slot():
-            return await self.runtime.run(argv, _commands.ENVIRONMENT)
-
     async def _set_bits(self, argv: list[str], targets: list[str]) -> None:
         if isinstance(self.runtime, SetsExecutable):
-            async with self._slot():
-                await self.runtime.set_executable(targets)
-        elif (result := await self._run(argv)).exit_code != 0:
+            await self.calls.ask(partial(self.runtime.set_executable, targets))
+            return
+        result = await self.calls.ask(partial(self.runtime.run, argv, _commands.ENVIRONMENT))
+        if result.exit_code != 0:
             raise _commands.failed("chmod", result)
 
     async def _inspect(self, targets: Sequence[str]) -> dict[str, FileState]:
-        return await inspect(self.runtime, targets, self._slot)
+        return await inspect(self.runtime, targets, self.calls)
 
     # From here on, a checkpoint for each file is the runtime's affair: `transfer` has its own.
 
     async def _settle(self, transfer: Transfer) -> None:  # noqa: ASYNC910
+        sending = _Sending(transfer, self._now(), Tries(self.calls.retries))
         try:
             # Cancelled since the limits let it through: then it must not begin.
             await trio.lowlevel.checkpoint_if_cancelled()
-            started = self._now()
             targets = tuple(upload.target for upload in transfer.uploads)
             self.emit(TransferStarted(transfer.number, targets, transfer.size))
             if self.packer is not None:
-                await self._write_many(self.packer, transfer, started)
+                await self._write_many(self.packer, sending)
             else:
-                await self._write(transfer.uploads[0], transfer, started)
+                await self._write(transfer.uploads[0], sending)
         finally:
-            self._release(transfer.size)
+            self.calls.release(transfer.size)
         outcomes = tuple(self.outcomes[t] for t in targets if t in self.outcomes)
         self.emit(TransferEnded(transfer.number, outcomes))
 
-    async def _write(  # noqa: ASYNC910
-        self, upload: Upload, transfer: Transfer, started: float
-    ) -> None:
+    async def _write(self, upload: Upload, sending: _Sending) -> None:  # noqa: ASYNC910
         error: Exception | None = None
         try:
-            await self._send(upload)
+            await self._send(upload, sending.tries)
         except Exception as exc:  # noqa: BLE001  # any failure is an outcome
             error = exc
         if upload.executable and error is None:
             self.without_bit.append(upload.target)
-        self._record(upload, error, transfer, started)
+        self._record(upload, error, sending)
 
-    async def _send(self, upload: Upload) -> None:
+    async def _send(self, upload: Upload, tries: Tries) -> None:
         if isinstance(upload.source, bytes):
             data = upload.source
         else:
             data = await in_thread(upload.read)
         # Cancelled while it was read, or since the last file of its batch failed.
         await trio.lowlevel.checkpoint_if_cancelled()
-        self.round_trips += 1
-        await self.runtime.write(upload.target, data)
+        await self.calls.repeat(partial(self.runtime.write, upload.target, data), tries)
 
-    async def _write_many(self, packer: WritesMany, transfer: Transfer, started: float) -> None:  # noqa: ASYNC910
-        self.round_trips += 1
-        uploads = transfer.uploads
+    async def _write_many(self, packer: WritesMany, sending: _Sending) -> None:  # noqa: ASYNC910
+        uploads, folders = sending.transfer.uploads, sending.transfer.folders
+        errors: dict[str, Exception | None] = {}
+
+        async def write() -> None:
+            """Write what was not written yet; raise what may go well the next time."""
+            again = _to_repeat(uploads, folders, errors)
+            waiting = await self._held(uploads) if len(again) == len(uploads) else again
+            errors.update(await self._pack(packer, waiting, folders))
+            for error in errors.values():
+                if isinstance(error, TransientError):
+                    raise error
+
+        if self.existing == "error":  # what was done is there, the next time
+            sending.tries.left = 0
         try:
-            held = await self._held(uploads)
-            result = await packer.write_many(held, folders=transfer.folders, existing=self.existing)
-            errors = result.errors
-            if len(errors) != len(uploads):
-                raise RuntimeError(f"write_many has {len(errors)} outcomes, not {len(uploads)}")
-            self.in_place += result.in_place
-            self.round_trips += result.round_trips - 1
+            await self.calls.repeat(write, sending.tries)
         except Exception as exc:  # noqa: BLE001  # any failure is an outcome
-            if self.existing == "merge":
-                await self._write_each(transfer, started)
-                return
-            errors = [exc] * len(uploads)
-        for upload, error in zip(uploads, errors, strict=True):
-            self._record(upload, error, transfer, started)
+            if not errors:
+                if self.existing == "merge":
+                    await self._write_each(sending)
+                    return
+                errors = {upload.target: exc for upload in uploads}
+        for upload in uploads:
+            self._record(upload, errors[upload.target], sending)
+
+    async def _pack(
+        self, packer: WritesMany, uploads: Sequence[Upload], folders: Sequence[str]
+    ) -> dict[str, Exception | None]:
+        """Write uploads in one transfer, and return what became of each."""
+        result = await packer.write_many(uploads, folders=folders, existing=self.existing)
+        if len(result.errors) != len(uploads):
+            raise RuntimeError(f"write_many has {len(result.errors)} outcomes, not {len(uploads)}")
+        self.in_place.update(result.in_place)
+        self.calls.count += result.round_trips - 1
+        return {u.target: error for u, error in zip(uploads, result.errors, strict=True)}
 
     async def _held(self, uploads: Sequence[Upload]) -> Sequence[Upload]:
         """Return the same uploads, their contents in memory, if there is a cache to hold them."""
@@ -381,26 +379,26 @@ class _Job:
                 return await self.archives.packed(uploads)
         return uploads
 
-    async def _write_each(self, transfer: Transfer, started: float) -> None:  # noqa: ASYNC910
+    async def _write_each(self, sending: _Sending) -> None:  # noqa: ASYNC910
         """Settle a failed batch file by file, so that exactly the files that fail are blamed."""
-        first, others = transfer.uploads[:_GIVE_UP_AFTER], transfer.uploads[_GIVE_UP_AFTER:]
+        uploads = sending.transfer.uploads
+        first, others = uploads[:_GIVE_UP_AFTER], uploads[_GIVE_UP_AFTER:]
         for upload in first:
-            await self._write(upload, transfer, started)
+            await self._write(upload, sending)
         if any(self.outcomes[upload.target].error is None for upload in first):
             for upload in others:
-                await self._write(upload, transfer, started)
+                await self._write(upload, sending)
 
-    def _record(
-        self, upload: Upload, error: Exception | None, transfer: Transfer, started: float
-    ) -> None:
+    def _record(self, upload: Upload, error: Exception | None, sending: _Sending) -> None:
         """Record an outcome as soon as it is known: a cancellation may come before the next."""
         self.outcomes[upload.target] = Outcome(
             target=upload.target,
             size=upload.size,
             state="written",
-            started=started,
+            started=sending.started,
             ended=self._now(),
-            transfer=transfer.number,
+            transfer=sending.transfer.number,
+            retries=sending.tries.done,
         )
         if error is not None:
             self._fail(upload.target, error)
@@ -421,6 +419,19 @@ class _Job:
         for target in targets:
             if target not in states or not states[target].executable:
                 self._fail(target, cause)
+
+
+def _to_repeat(
+    uploads: Sequence[Upload], folders: Sequence[str], errors: Mapping[str, Exception | None]
+) -> Sequence[Upload]:
+    """Return what is to be sent: at first all, then the skill folders that may go well now."""
+    if not errors:
+        return uploads
+    again: list[Upload] = []
+    for _, members in by_folder(uploads, frozenset(folders)):
+        if any(isinstance(errors[upload.target], TransientError) for upload in members):
+            again += members
+    return again
 
 
 def _problems_of_dest(dest: str, state: FileState) -> Iterator[Problem]:

@@ -35,6 +35,8 @@ class Outcome:
     """When its transfer had settled, in the same seconds."""
     transfer: int | None = None
     """The number of the transfer that carried it; those of one packed transfer share it."""
+    retries: int = 0
+    """How often that transfer had been tried again, after a `TransientError`, by then."""
 
 
 @attrs.frozen
@@ -62,6 +64,8 @@ class Report:
     """What the plan left out."""
     warnings: tuple[Problem, ...] = ()
     """What the plan warned of."""
+    retries: int = 0
+    """How many of the round trips were another try, after a `TransientError`."""
 
     @property
     def ok(self) -> bool:
@@ -112,6 +116,7 @@ class Report:
             "summary": self.summary(),
             "strategy": self.strategy,
             "round_trips": self.round_trips,
+            "retries": self.retries,
             "seconds": self.seconds,
             "plan_digest": self.plan_digest,
             "bytes_written": self.bytes_written,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import posixpath
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import attrs
@@ -13,6 +13,7 @@ import trio
 
 from trio_skills._archive import Archive, record
 from trio_skills._beneath import is_utf8
+from trio_skills._calls import Calls, Tries
 from trio_skills._collisions import case_clashes
 from trio_skills._errors import PlanError, Problem, UploadError, forget_locals
 from trio_skills._inspection import inspect
@@ -45,6 +46,7 @@ async def install_sources(
     dest: str = ".",
     *,
     limits: Limits | None = None,
+    retries: int = 3,
 ) -> Report:
     """Unpack source archives in a sandbox, each in a folder of `dest`; return what became of it.
 
@@ -56,6 +58,7 @@ async def install_sources(
             or as the key says, where this is a mapping.
         dest: A POSIX path in the sandbox; a relative one is taken from the runtime's own folder.
         limits: How much may be in flight; share one among the installs of a process.
+        retries: How often a call that ends with a `TransientError` is tried again, as in `install`.
 
     A folder that was made of an archive with the same digest is left as it is, whatever was done in
     it since: so a set-up that was run there is not lost. Any other folder of that name is replaced
@@ -74,7 +77,7 @@ async def install_sources(
     targets = _targets(archives, dest)
     if traits_of(runtime).folds_case and (clashes := case_clashes(targets)):
         raise PlanError(clashes)
-    job = _Job(runtime, targets, limits or Limits())
+    job = _Job(runtime, targets, Calls.to(runtime, limits, retries))
     await job.find_unchanged()
     await job.transfer()
     report = job.report()
@@ -121,9 +124,8 @@ class _Job:
 
     runtime: Runtime
     targets: dict[str, Archive]
-    limits: Limits
+    calls: Calls
     began: float = attrs.Factory(trio.current_time)
-    round_trips: int = 0
     outcomes: dict[str, Outcome] = attrs.Factory(dict)
 
     async def find_unchanged(self) -> None:
@@ -134,7 +136,7 @@ class _Job:
         records = {target: record(target, a.digest) for target, a in self.targets.items()}
         notes = [path for path, _ in records.values()]
         folders = sorted({posixpath.dirname(path) for path in notes})
-        states = await inspect(self.runtime, [*self.targets, *notes, *folders], self._slot)
+        states = await inspect(self.runtime, [*self.targets, *notes, *folders], self.calls)
         for target, (path, note) in records.items():
             is_noted = (
                 states[path].digest == hashlib.sha256(note).hexdigest()
@@ -147,32 +149,30 @@ class _Job:
     async def transfer(self) -> None:
         await trio.lowlevel.checkpoint()
         extractor = self.runtime if isinstance(self.runtime, Extracts) else Packing(self.runtime)
-        bearable = traits_of(self.runtime).max_in_flight
-        at_once = trio.CapacityLimiter(bearable or len(self.targets) or 1)
+        waiting = [target for target in self.targets if target not in self.outcomes]
         async with trio.open_nursery() as nursery:
-            waiting = [target for target in self.targets if target not in self.outcomes]
             for number, target in enumerate(waiting):
-                nursery.start_soon(self._settle, extractor, number, target, at_once)
+                await self.calls.acquire(self.targets[target].size)
+                nursery.start_soon(self._settle, extractor, number, target)
         for outcome in self.outcomes.values():
             forget_locals(outcome.error)  # now that every frame that they went through has ended
 
-    async def _settle(
-        self, extractor: Extracts, number: int, target: str, at_once: trio.CapacityLimiter
+    async def _settle(  # noqa: ASYNC910  # `extract` has one, and `transfer` has its own
+        self, extractor: Extracts, number: int, target: str
     ) -> None:
         archive = self.targets[target]
-        async with at_once:
-            await self.limits.acquire(archive.size)
-            started = self._now()
-            error = None
-            try:
-                await trio.lowlevel.checkpoint_if_cancelled()
-                calls = await extractor.extract(archive, target)
-                self.round_trips += calls  # not in one line: others are counted meanwhile
-            except Exception as exc:  # noqa: BLE001  # any failure is an outcome
-                self.round_trips += 1
-                error = UploadError(target, exc)
-            finally:
-                self.limits.release(archive.size)
+        started = self._now()
+        error = None
+        tries = Tries(self.calls.retries)
+        try:
+            # Cancelled since the limits let it through: then it must not begin.
+            await trio.lowlevel.checkpoint_if_cancelled()
+            taken = await self.calls.repeat(partial(extractor.extract, archive, target), tries)
+            self.calls.count += taken - 1
+        except Exception as exc:  # noqa: BLE001  # any failure is an outcome
+            error = UploadError(target, exc)
+        finally:
+            self.calls.release(archive.size)
         self.outcomes[target] = Outcome(
             target=target,
             size=archive.size,
@@ -181,6 +181,7 @@ class _Job:
             started=started,
             ended=self._now(),
             transfer=number,
+            retries=tries.done,
         )
 
     def report(self) -> Report:
@@ -191,20 +192,11 @@ class _Job:
                 for target, archive in self.targets.items()
             ),
             strategy="packed",
-            round_trips=self.round_trips,
+            round_trips=self.calls.count,
+            retries=self.calls.retried,
             seconds=self._now(),
             plan_digest=hashlib.sha256(names.encode()).hexdigest(),
         )
 
     def _now(self) -> float:
         return trio.current_time() - self.began
-
-    @asynccontextmanager
-    async def _slot(self) -> AsyncIterator[None]:
-        await self.limits.acquire(0)
-        try:
-            await trio.lowlevel.checkpoint_if_cancelled()
-            self.round_trips += 1
-            yield
-        finally:
-            self.limits.release(0)

@@ -168,6 +168,9 @@ class TransferOptions:
     skip_unchanged: Annotated[bool, _flag("Look first, and send only what differs.", _TRANSFER)] = (
         False
     )
+    retries: Annotated[
+        int, Parameter(help="How often what failed for a moment is tried again.")
+    ] = 3
 
     def options(self) -> dict[str, Any]:  # Any: keyword arguments of `install`
         return {
@@ -177,6 +180,7 @@ class TransferOptions:
             "existing": self.existing,
             "verify": self.verify,
             "skip_unchanged": self.skip_unchanged,
+            "retries": self.retries,
         }
 
 

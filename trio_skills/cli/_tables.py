@@ -80,12 +80,14 @@ def show_report(
     show_failures(console, report)
     style = "bold green" if report.ok else "bold red"
     sentence = f"{url}: {'interrupted, ' if interrupted else ''}{report.summary()}"
-    trips = _plural(report.round_trips, "round trip")
+    trips = f"{report.round_trips:,} {_plural(report.round_trips, 'round trip')}"
+    if report.retries:
+        trips += f", {report.retries:,} of them again"
     line(
         console,
         (sentence, style),
         f" ({format_size(report.bytes_written)} in {report.seconds:.2f} s, {report.strategy}, "
-        f"{report.round_trips:,} {trips})",
+        f"{trips})",
     )
 
 

@@ -20,7 +20,7 @@ import httpcore2
 import httpx2
 import trio
 
-from trio_skills._errors import CommandError, describe
+from trio_skills._errors import CommandError, LostAnswerError, TransientError, describe
 from trio_skills._printable import printable
 from trio_skills._threads import next_piece
 from trio_skills.runtimes._commanded import Payload
@@ -46,6 +46,14 @@ class EngineError(CommandError):
 
     def __str__(self) -> str:
         return str(self.args[1])
+
+
+class BusyError(EngineError, TransientError):
+    """The engine refused a request that it may accept the next time."""
+
+
+_BUSY = frozenset({408, 409, 429}) | frozenset(range(500, 600))
+"""The statuses of a `BusyError`; 409 is a container that starts, or is paused for a moment."""
 
 
 @attrs.frozen
@@ -217,7 +225,7 @@ class _Stream(trio.abc.SendStream):
         try:
             return await self._stream.read(2**16)
         except httpcore2.NetworkError as exc:
-            raise CommandError("the connection to the Docker engine was lost") from exc
+            raise LostAnswerError("the connection to the Docker engine was lost") from exc
 
     def send_eof(self) -> None:
         with suppress(OSError):  # the other side is gone
@@ -282,7 +290,8 @@ def _refuse(response: httpx2.Response) -> NoReturn:
     except (ValueError, KeyError, TypeError, RecursionError):
         message = response.text[:500]
     reason = printable(" ".join(str(message).split())) or f"status {response.status_code}"
-    raise EngineError(response.status_code, reason)
+    kind = BusyError if response.status_code in _BUSY else EngineError
+    raise kind(response.status_code, reason)
 
 
 @contextmanager
@@ -290,5 +299,7 @@ def _as_ours() -> Iterator[None]:
     """Turn the HTTP client's errors into ours."""
     try:
         yield
-    except (httpx2.HTTPError, httpcore2.NetworkError, ValueError, RecursionError) as exc:
+    except (httpx2.TransportError, httpcore2.NetworkError) as exc:
+        raise LostAnswerError(f"the Docker engine cannot be reached: {describe(exc)}") from exc
+    except (httpx2.HTTPError, ValueError, RecursionError) as exc:
         raise CommandError(f"the Docker engine cannot be reached: {describe(exc)}") from exc
