@@ -7,8 +7,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import attrs
+import pytest
 import trio
 
+from trio_skills import InstallError, TransientError, Upload, install, plan_uploads
 from trio_skills.runtimes.docker import open_docker
 
 STATE = b'{"Id": "0123", "State": {"Running": true, "Status": "running"}, "Config": {}}'
@@ -22,6 +24,10 @@ class SlowEngine:
     """Whether the command runs."""
     lost_an_end: bool = False
     """Whether the input ended before."""
+    status: bytes = b"200 OK"
+    """What it answers to who wants to run a command."""
+    asked: int = 0
+    """How often it was asked for that."""
 
     async def serve(self, stream: trio.SocketStream) -> None:
         async with stream:
@@ -30,8 +36,11 @@ class SlowEngine:
                     await stream.send_all(b"HTTP/1.1 101 UPGRADED\r\nUpgrade: tcp\r\n\r\n")
                     await self._run(stream)
                     return
-                body = b'{"Id": "e"}' if request.startswith(b"POST") else STATE
-                head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
+                status, body = b"200 OK", STATE
+                if request.startswith(b"POST"):
+                    self.asked += 1
+                    status, body = self.status, b'{"Id": "e"}'
+                head = b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
                 await stream.send_all(head + body)
 
     async def _request(self, stream: trio.SocketStream) -> bytes:
@@ -90,3 +99,30 @@ class TestTheEndOfAnInput:
                     await runtime.write("f", b"")
             assert engine.is_started
             assert not engine.lost_an_end
+
+
+class TestStatus:
+    @pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 504])
+    async def test_of_an_engine_that_is_busy_is_transient_and_then_a_failure(
+        self, tmp_path: Path, status: int
+    ) -> None:
+        async with slow_engine(tmp_path / "sock") as engine:
+            engine.status = b"%d Try again" % status
+            async with open_docker("c", "/x", host=f"unix://{tmp_path}/sock") as runtime:
+                with pytest.raises(InstallError) as caught:
+                    await install(plan_uploads([Upload.of("f", b"1")]), runtime, retries=1)
+        [error] = caught.value.exceptions
+        assert isinstance(error.__cause__, TransientError)
+        assert str(status) in str(error)
+        assert engine.asked == 3  # the batch twice, then its file
+        assert caught.value.report.retries == 1
+
+    @pytest.mark.parametrize("status", [400, 401, 403, 404])
+    async def test_of_another_refusal_is_final(self, tmp_path: Path, status: int) -> None:
+        async with slow_engine(tmp_path / "sock") as engine:
+            engine.status = b"%d No" % status
+            async with open_docker("c", "/x", host=f"unix://{tmp_path}/sock") as runtime:
+                with pytest.raises(InstallError) as caught:
+                    await install(plan_uploads([Upload.of("f", b"1")]), runtime)
+        assert not isinstance(caught.value.exceptions[0].__cause__, TransientError)
+        assert engine.asked == 2

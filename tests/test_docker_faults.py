@@ -108,7 +108,8 @@ class TestCutConnections:
             async with wired(docker, container, path, dest) as (runtime, wire):
                 await install(old, runtime)
                 wire.cut_after = wire.sent + usual - missing
-                report = await report_of(install(plan, runtime, existing="replace"))
+                installing = install(plan, runtime, existing="replace", retries=0)
+                report = await report_of(installing)
             await gone(docker, container)
             tree = read_container(docker, container, dest)
             assert tree in (planned_tree(old), planned_tree(plan)), missing
@@ -191,6 +192,22 @@ class TestCutConnections:
                     await runtime.write("file", noise(1_000_000))
                 await runtime.write("file", noise(1_000_000))
             assert read_container(docker, name, DEST) == {"file": (noise(1_000_000), False)}
+
+
+    @every_image
+    async def test_what_is_cut_once_is_sent_again(
+        self, docker: Engine, tmp_path: Path, plan: Plan, image: str
+    ) -> None:
+        with docker.container(image) as name:
+            async with wired(docker, name, tmp_path) as (runtime, wire):
+                wire.stays_cut = False
+                wire.cut_after = wire.sent + 2_000_000
+                report = await install(plan, runtime)
+                assert wire.is_cut
+            assert report.ok
+            assert report.retries == 1
+            await gone(docker, name)
+            assert read_container(docker, name, DEST) == planned_tree(plan)
 
 
 class TestCancellation:

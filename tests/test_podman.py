@@ -69,7 +69,9 @@ def processes(podman: Podman, container: str) -> list[str]:
     """Return the commands that run in a container beside its first process."""
     rows = podman.podman("top", container, "state", "args").stdout.decode().splitlines()[1:]
     found = [row.strip().partition(" ") for row in rows]
-    commands = [args.strip() for state, _, args in found if state != "Z"]
+    # What is in brackets has no memory any more: it has ended, but for its exit code.
+    commands = [args.strip() for state, _, args in found if state not in "ZX"]
+    commands = [args for args in commands if not args.startswith("[")]
     return [args for args in commands if args != "sleep 1000000"]
 
 

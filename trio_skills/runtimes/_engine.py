@@ -288,7 +288,7 @@ def _refuse(response: httpx2.Response) -> NoReturn:
     except httpx2.ResponseNotRead:
         message = f"it answered with status {response.status_code} where it has to upgrade"
     except (ValueError, KeyError, TypeError, RecursionError):
-        message = response.text[:500]
+        message = f"status {response.status_code} {response.text[:500]}"  # of a proxy, perhaps
     reason = printable(" ".join(str(message).split())) or f"status {response.status_code}"
     kind = BusyError if response.status_code in _BUSY else EngineError
     raise kind(response.status_code, reason)
