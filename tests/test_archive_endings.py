@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from tests.sources import archive_of, make_small, make_source
 from tests.trees import make_skill, read_tree, write_tree
@@ -243,6 +244,59 @@ class TestCache:
 
         with pytest.raises(OddError, match="odd"):
             await ArchiveCache()._once("key", work)
+
+    async def test_an_error_of_a_build_that_began_before_one_asked_is_not_his(self) -> None:
+        """Of a tree that was mended in the meantime."""
+        cache = ArchiveCache()
+        may_end = threading.Event()
+
+        def fail() -> str:
+            assert may_end.wait(10)
+            raise OSError("not mended yet")
+
+        async def ask_early() -> None:
+            with pytest.raises(OSError, match="not mended yet"):
+                await cache._once("key", fail)
+
+        made: list[str] = []
+
+        async def ask_late() -> None:
+            made.append(await cache._once("key", lambda: "made", asked=time.monotonic()))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask_early)
+            await wait_all_tasks_blocked()
+            nursery.start_soon(ask_late)
+            await wait_all_tasks_blocked()
+            may_end.set()
+        assert made == ["made"]
+
+    async def test_nor_is_a_look_that_began_before(self, tree: Path) -> None:
+        """It may have passed what changed in the meantime."""
+        cache = ArchiveCache()
+        old = await cache.source_archive(tree, refresh="stat")
+        [held] = cache._held.values()
+        may_end = threading.Event()
+
+        def look() -> tuple[float, bool]:
+            began = time.monotonic()
+            assert may_end.wait(10)
+            return began, True
+
+        new: list[Archive] = []
+
+        async def ask_late() -> None:
+            new.append(await cache.source_archive(tree, refresh="stat"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cache._once, ("look", held, "stat"), look)
+            await wait_all_tasks_blocked()
+            (tree / "a").write_bytes(b"changed")
+            nursery.start_soon(ask_late)
+            while cache.statistics().tasks_waiting < 2:
+                await trio.lowlevel.checkpoint()
+            may_end.set()
+        assert new[0].digest != old.digest
 
     async def test_two_runs_at_once_are_refused_and_the_first_goes_on(self) -> None:
         cache = ArchiveCache()

@@ -8,6 +8,7 @@ the thread has ended: so nothing outlives the nurseries of those who asked.
 from __future__ import annotations
 
 import copy
+import math
 import os
 import time
 from collections import OrderedDict
@@ -79,6 +80,7 @@ class _Build:
     """A build that is under way."""
 
     run: trio.lowlevel.TrioToken = attrs.Factory(trio.lowlevel.current_trio_token)
+    began: float = attrs.Factory(time.monotonic)
     scope: trio.CancelScope = attrs.Factory(trio.CancelScope)
     ended: trio.Event = attrs.Factory(trio.Event)
     askers: int = 0
@@ -211,7 +213,7 @@ class ArchiveCache:
                     return held
                 if self._held.get(key) is not held:
                     continue  # another one has built it anew in the meantime
-            held = await self._built(key, partial(_build, key))
+            held = await self._built(key, partial(_build, key), asked)
             # A build that was under way may have looked at the tree before this was asked.
             if held.as_of >= asked:
                 return held
@@ -222,7 +224,7 @@ class ArchiveCache:
         """Look together with whoever asks, but not by a look that began before this was asked."""
         while True:
             look = partial(_look, key, held, refresh)
-            began, is_same = await self._once(("look", held, refresh), look)
+            began, is_same = await self._once(("look", held, refresh), look, asked)
             if began >= asked:
                 return is_same
 
@@ -236,13 +238,18 @@ class ArchiveCache:
         await trio.lowlevel.checkpoint()
         return held
 
-    async def _built(self, key: Hashable, work: Callable[[], _Held[T]]) -> _Held[T]:
+    async def _built(
+        self, key: Hashable, work: Callable[[], _Held[T]], asked: float = -math.inf
+    ) -> _Held[T]:
         self._misses += 1
         self._begun += key not in self._builds
-        return await self._once(key, work)
+        return await self._once(key, work, asked)
 
-    async def _once(self, key: Hashable, work: Callable[[], T]) -> T:
-        """Return what `work` makes in a thread, once for all who ask for the same at the time."""
+    async def _once(self, key: Hashable, work: Callable[[], T], asked: float = -math.inf) -> T:
+        """Return what `work` makes in a thread, once for all who ask for the same at the time.
+
+        Raises what it raises, unless that began before `asked`: then what was wrong may be mended.
+        """
         build = self._builds.get(key)
         if build is None:
             build = _Build()
@@ -261,6 +268,8 @@ class ArchiveCache:
                 build.scope.cancel()
                 with trio.CancelScope(shield=True):  # as long as reading a piece of a file takes
                     await build.ended.wait()
+        if build.error is not None and build.began < asked:
+            return await self._once(key, work, asked)
         if build.error is not None:
             # Each asker gets an error of his own: a raised one collects what it went through.
             raise _another(build.error) from build.error
