@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test lint format corpus fuzz bench clean
+.PHONY: help demo test faults soak lint format corpus fuzz bench clean
 
 help:  ## Show what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -13,7 +13,13 @@ demo: .venv/installed  ## Install three example skills into .demo/skills, and ru
 	.demo/skills/word-count/bin/word-count README.md
 
 test: .venv/developing corpus lint  ## Check everything: style, types, imports, unit and property tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+faults: .venv/developing  ## Print what becomes of every fault, in every phase, in every kind of sandbox
+	$(BIN)/python -m tests.faults
+
+soak: .venv/developing  ## Install 20,000 times, and see that nothing grows
+	$(BIN)/python -m bench soak
 
 lint: .venv/developing  ## Check style, types and the direction of imports
 	$(BIN)/ruff check .
@@ -32,7 +38,7 @@ corpus: .venv/developing  ## Download the published skills that the tests instal
 	$(BIN)/python -m tests.corpus
 
 fuzz: .venv/developing  ## Run the property tests for longer
-	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest property_tests
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n 2 property_tests
 
 bench: .venv/developing  ## Measure
 	$(BIN)/python -m bench core

@@ -1,4 +1,4 @@
-"""`python -m bench GROUP`: measure, and print a table."""
+"""`python -m bench GROUP`: measure, and print a table; and the two long runs, `load` and `soak`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cyclopts.validators import Number
 from rich.console import Console
 from rich.table import Table
 
-from bench import archives, core, sandboxes
+from bench import archives, core, load, sandboxes, soak
 from bench.measure import Result, compare
 
 GROUPS = {
@@ -27,6 +27,9 @@ GROUPS = {
 """What yields the comparisons of each group."""
 
 app = App(name="python -m bench", help="Measure trio-skills.", help_format="plaintext")
+
+app.command(load.main, name="load")
+app.command(soak.main, name="soak")
 
 _FACTORS = {"ms": 1e3, "µs": 1e6, "KiB": 1.0, "MiB": 1.0}
 

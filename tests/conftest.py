@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +20,10 @@ from tests.services import (
     podman_engine,
     ssh_server,
 )
+
+# What a shell runs in the background ignores it, and so would every program that the tests start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def unavailable(what: str, reason: str) -> None:

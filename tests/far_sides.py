@@ -93,10 +93,11 @@ async def gone(*words: str, within: float = 10) -> None:
         while processes(*words):
             await trio.sleep(0.005)
     left = processes(*words)
+    lines = [(pid, line[-300:]) for pid, line in _commands() if pid in left]
     for pid in left:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    assert left == [], f"still there after {within} s: {words}"
+    assert left == [], f"still there after {within} s: {words}: {lines}"
 
 
 def a_long_time() -> str:

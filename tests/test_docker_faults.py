@@ -193,7 +193,6 @@ class TestCutConnections:
                 await runtime.write("file", noise(1_000_000))
             assert read_container(docker, name, DEST) == {"file": (noise(1_000_000), False)}
 
-
     @every_image
     async def test_what_is_cut_once_is_sent_again(
         self, docker: Engine, tmp_path: Path, plan: Plan, image: str

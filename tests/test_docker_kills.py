@@ -60,7 +60,7 @@ class Sandbox:
         """Replace what is there. Returns whether that was reported a success."""
         async with open_docker(self.name, DEST, host=self.docker.host) as runtime:
             try:
-                await install(plan, runtime, existing="replace")
+                await install(plan, runtime, existing="replace", retries=0)
             except InstallError:
                 return False
         return True

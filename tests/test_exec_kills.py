@@ -75,7 +75,7 @@ class Sandbox:
         """Install. Returns whether that was reported a success."""
         try:
             runtime = ExecRuntime((*self.prefix, *before), str(self.root))
-            await install(plan, runtime, existing=existing)
+            await install(plan, runtime, existing=existing, retries=0)
         except InstallError:
             return False
         return True

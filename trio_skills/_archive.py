@@ -26,7 +26,7 @@ import attrs
 import trio
 
 from trio_skills import _tar
-from trio_skills._beneath import CHUNK, Cursor, open_file, read_chunks, target_parts
+from trio_skills._beneath import CHUNK, Cursor, open_file, read_chunks, real_path, target_parts
 from trio_skills._compress import Compression, compressor, decompressed
 from trio_skills._errors import ArchiveError, Problem, SourceChangedError, describe
 from trio_skills._printable import printable
@@ -117,7 +117,7 @@ class Recipe:
         """Return the same with links in the root resolved. Raises `ArchiveError`, and blocks."""
         root = self.selection.root
         try:
-            resolved = os.path.realpath(root, strict=True)
+            resolved = real_path(root, strict=True)
         except (OSError, ValueError) as exc:
             reason = f"the root cannot be read: {describe(exc)}"
             raise ArchiveError([Problem("root-unreadable", root, reason)]) from exc

@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import os
 import posixpath
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,8 +24,25 @@ CHUNK = 2**20
 """How many bytes of one file are held at most where it is read piece by piece."""
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# A folder that is only passed through need not be readable.
+_PASSED = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: should a FIFO be there after all, its open must not wait for a writer.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def real_path(path: str | os.PathLike[str], *, strict: bool = False) -> str:
+    """Return a path with its links resolved; as it is, and absolute, where it leads nowhere.
+
+    Raises `OSError` there if `strict`.
+    """
+    # The kernel follows 40 links. `realpath` follows any number, older ones by recursion.
+    try:
+        os.stat(path)
+    except OSError:
+        if strict:
+            raise
+        return os.path.abspath(path)
+    return os.path.realpath(path, strict=strict)
 
 
 def components(path: str) -> list[str]:
@@ -55,6 +73,15 @@ def is_utf8(path: str) -> bool:
     return True
 
 
+def can_be_passed(text: str) -> bool:
+    """Whether a program can get a text; the error that says so otherwise would hold all of it."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def target_parts(target: str) -> list[str]:
     """Return the parts of a target, which is UTF-8 whatever this process's locale is."""
     parts = components(target)
@@ -69,10 +96,14 @@ def open_folder(root: int, parts: list[str], *, create: bool = False) -> int:
     """
     if not parts:
         return os.open(".", _FOLDER, dir_fd=root)
+    return _walk(root, parts, _FOLDER, create=create)
+
+
+def _walk(root: int, parts: list[str], flags: int, *, create: bool = False) -> int:
     folder = root
     for part in parts:
         try:
-            below = _open_part(folder, part, create=create)
+            below = _open_part(folder, part, flags, create=create)
         finally:
             if folder != root:
                 os.close(folder)
@@ -80,9 +111,9 @@ def open_folder(root: int, parts: list[str], *, create: bool = False) -> int:
     return folder
 
 
-def _open_part(folder: int, part: str, *, create: bool) -> int:
+def _open_part(folder: int, part: str, flags: int, *, create: bool) -> int:
     try:
-        return os.open(part, _FOLDER, dir_fd=folder)
+        return os.open(part, flags, dir_fd=folder)
     except OSError as exc:
         # Linux says ENOTDIR of a link, other systems ELOOP.
         if exc.errno in (errno.ENOTDIR, errno.ELOOP) and is_link(folder, part):
@@ -93,7 +124,7 @@ def _open_part(folder: int, part: str, *, create: bool) -> int:
     # Another writer may be first; a link that was put there meanwhile is refused below.
     with suppress(FileExistsError):
         os.mkdir(part, dir_fd=folder)
-    return os.open(part, _FOLDER, dir_fd=folder)
+    return os.open(part, flags, dir_fd=folder)
 
 
 @attrs.define
@@ -143,6 +174,24 @@ def open_file(path: str | os.PathLike[str], folder: int | None = None) -> int:
         os.close(file)
         raise OSError(errno.EINVAL, "not a regular file", path)
     return file
+
+
+def open_resolved(path: str | os.PathLike[str]) -> int:
+    """Do what `open_file` does, for an absolute path in which links were resolved before.
+
+    Raises `NotADirectoryError` where a link has been put on the way to the file since.
+    """
+    *above, name = components(os.fspath(path))
+    top = os.open("/", _PASSED)
+    try:
+        folder = _walk(top, above, _PASSED)
+        try:
+            return open_file(name, folder)
+        finally:
+            if folder != top:
+                os.close(folder)
+    finally:
+        os.close(top)
 
 
 def read_chunks(file: int) -> Iterator[bytes]:
@@ -196,13 +245,23 @@ def remove_tree(root: int, name: str) -> None:
                 try:
                     os.fchmod(below, 0o700)  # its owner may have forbidden to remove what is in it
                     for deeper in _remove_files(below):
-                        os.rename(deeper, _unused(top, numbers), src_dir_fd=below, dst_dir_fd=top)
+                        _move_up(deeper, below, top, numbers)
                 finally:
                     os.close(below)
                 os.rmdir(folder, dir_fd=top)
     finally:
         os.close(top)
     os.rmdir(name, dir_fd=root)
+
+
+def _move_up(name: str, folder: int, top: int, numbers: Iterator[int]) -> None:
+    try:
+        os.rename(name, _unused(top, numbers), src_dir_fd=folder, dst_dir_fd=top)
+    except OSError:
+        try:
+            shutil.rmtree(name, dir_fd=folder)  # a disk that is full has no room for another name
+        except RecursionError as exc:
+            raise OSError(errno.ENAMETOOLONG, "the folders are too deep", name) from exc
 
 
 def _remove_files(folder: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
@@ -15,6 +16,9 @@ from trio_skills._limits import Limits
 from trio_skills._runtime import Runtime, traits_of
 
 T = TypeVar("T")
+
+# It logs every retry as a warning; without a reader Python would print that to standard error.
+logging.getLogger("stamina").addHandler(logging.NullHandler())
 
 _FIRST_WAIT = 0.1
 _LONGEST_WAIT = 5.0

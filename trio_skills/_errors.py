@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import dis
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
+from types import FrameType
 
 import attrs
 
@@ -25,7 +28,7 @@ class Problem:
     """A short name, the same for every problem of this kind, as `name-mismatch`: to group by."""
     path: str
     """Where it is: a path on this machine."""
-    message: str
+    message: str = attrs.field(converter=printable)
     """What is wrong and what to do, for a person. Safe to print."""
 
     def __str__(self) -> str:
@@ -84,6 +87,10 @@ class UploadError(TrioSkillsError):
     def __str__(self) -> str:
         return f"{printable(self.target)}: {self.reason}"
 
+    def __repr__(self) -> str:
+        # Not the cause's own, which may hold content: a `UnicodeDecodeError`'s does.
+        return f"{type(self).__name__}({self.target!r}, {self.reason!r})"
+
 
 class SourceChangedError(TrioSkillsError):
     """A file is not what it was when the plan was made, or when its archive was begun; do it again.
@@ -133,7 +140,28 @@ def describe(error: BaseException) -> str:
 
 
 def forget_locals(error: BaseException | None) -> None:
-    """Let go of what a traceback's frames hold: contents, else kept as long as the error is."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    """Let go of what tracebacks' frames hold: contents, else kept as long as the error is."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        error = waiting.pop()
+        if error is None or id(error) in seen:  # an error may be its own cause
+            continue
+        seen.add(id(error))
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if not _is_suspended(frame):
+                with suppress(RuntimeError):  # it is still executing
+                    frame.clear()
+        waiting += (error.__cause__, error.__context__)
+        if isinstance(error, BaseExceptionGroup):
+            waiting += error.exceptions
+
+
+def _is_suspended(frame: FrameType) -> bool:
+    """Whether it is that of a task that waits, to which the same error was raised before.
+
+    Until Python 3.13 clearing one ends it there and then; since, it is refused.
+    """
+    return frame.f_lasti >= 0 and frame.f_code.co_code[frame.f_lasti] == _YIELD
+
+
+_YIELD = dis.opmap["YIELD_VALUE"]

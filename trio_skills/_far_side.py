@@ -15,7 +15,7 @@ from importlib.resources import files
 import attrs
 
 from trio_skills import _tar
-from trio_skills._beneath import components, folders_above
+from trio_skills._beneath import can_be_passed, components, folders_above
 from trio_skills._commands import as_argument, read_batch
 from trio_skills._errors import CommandError, DestinationError, LostAnswerError, Problem
 from trio_skills._printable import one_line, printable
@@ -126,8 +126,8 @@ def run(base: str, argv: Sequence[str], env: Mapping[str, str]) -> Call:
         if not _NAME.fullmatch(name):
             raise ValueError(f"no name of an environment variable: {name!r}")
     for text in (*argv, *env.values()):
-        if "\0" in text:
-            raise ValueError("an argument cannot hold NUL")
+        if "\0" in text or not can_be_passed(text):
+            raise ValueError("an argument, or a value, holds NUL or what is no character")
     pairs = [f"{name}={value}" for name, value in env.items()]
     nonce = secrets.token_hex(8)
     arguments = (nonce, base, str(len(pairs)), *pairs, *argv)

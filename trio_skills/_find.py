@@ -6,6 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from trio_skills._beneath import real_path
 from trio_skills._errors import PlanError, Problem
 from trio_skills._exclude import DEFAULT_EXCLUDED
 from trio_skills._tree import why_no_folder, wrong_source
@@ -24,7 +25,7 @@ def find_skills(root: str | os.PathLike[str]) -> list[Path]:
     if wrong := wrong_source(root):
         raise PlanError([wrong])
     root = Path(root)
-    finder = _Finder(os.path.realpath(root))
+    finder = _Finder(real_path(root))
     finder.search(root)
     if finder.problems:
         raise PlanError(finder.problems)
@@ -49,7 +50,7 @@ class _Finder:
 
     def _is_new(self, folder: Path) -> bool:
         """Whether a folder is to be searched, which is so once, whatever links lead to it."""
-        real = os.path.realpath(folder)
+        real = real_path(folder)
         if real in self.seen:
             return False
         self.seen.add(real)

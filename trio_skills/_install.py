@@ -132,6 +132,8 @@ async def install(
         if verify and not job.has_failed:
             await job.verify()
     finally:
+        for outcome in job.outcomes.values():
+            forget_locals(outcome.error)  # now that every frame that they went through has ended
         report = job.report()
         job.emit(InstallEnded(report))
     if report.failed:

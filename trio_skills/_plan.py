@@ -13,7 +13,7 @@ from typing import get_args
 
 import attrs
 
-from trio_skills._beneath import components, is_utf8
+from trio_skills._beneath import components, is_utf8, real_path
 from trio_skills._collisions import OnCollision, case_clashes, resolve
 from trio_skills._errors import PlanError, Problem, describe
 from trio_skills._exclude import Exclusion
@@ -132,6 +132,7 @@ def plan_skills(
                 size=file.size,
                 executable=file.executable or (shebang and file.shebang),
                 digest=file.digest,
+                is_resolved=True,
             )
             for file in tree.files
         )
@@ -192,8 +193,8 @@ def _distinct(
         folder = Path(source)
         name = folder.name
         if name in ("", ".."):  # "." and ".." have their name only when resolved
-            name = os.path.basename(os.path.realpath(folder))
-        key = (name, os.path.realpath(folder))
+            name = os.path.basename(real_path(folder))
+        key = (name, real_path(folder))
         if key in seen:
             continue
         seen.add(key)

@@ -35,6 +35,8 @@ class Runtime(Protocol):
     async def write(self, target: str, data: bytes) -> None:
         """Write a whole file, making the folders above it, or raise.
 
+        It is a new file: not executable, also where an executable one was there.
+
         **Cancellation:** the file is whole, or as it was before.
         """
         ...

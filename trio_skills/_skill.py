@@ -38,6 +38,9 @@ MAX_FRONTMATTER = 64 * 1024
 """Characters of the frontmatter and its lines `---`: fifty of the longest descriptions."""
 MAX_DEPTH = 32
 """Maps and lists within each other."""
+MAX_NORMALIZED = 4096
+"""Characters of a name that are looked at. Marks that are to be sorted cost the square of their
+number; of four characters at most Unicode composes one, so that more are too long in any case."""
 MAX_CHECKED = 2**20
 """Bytes of the file that are checked to be UTF-8."""
 
@@ -123,7 +126,10 @@ def _decode(data: bytes) -> tuple[str, list[_Finding]]:
 
 def _frontmatter(text: str) -> str:
     """Return what stands between the first line, `---`, and the next line `---`."""
-    before, *rest = _FENCE.split(text[:MAX_FRONTMATTER], maxsplit=2)
+    looked_at = text[:MAX_FRONTMATTER]
+    if text[MAX_FRONTMATTER : MAX_FRONTMATTER + 1] not in ("", "\n"):
+        looked_at = looked_at.rpartition("\n")[0]  # of its last line only a part, as may be `---`
+    before, *rest = _FENCE.split(looked_at, maxsplit=2)
     if before or not rest:
         message = "it has no frontmatter; begin it with name: and description: between lines ---"
         raise _UnreadableError("frontmatter-missing", message)
@@ -231,7 +237,7 @@ def _check(name: str, fields: Mapping[str, yaml.Node]) -> Iterator[_Finding]:
             yield f"{field}-missing", f"'{field}' is missing; add it to the frontmatter"
         elif isinstance(fields[field], yaml.ScalarNode) and not _text(fields, field).strip():
             yield f"{field}-empty", f"'{field}' is empty; fill it in"
-    if own := unicodedata.normalize("NFKC", _text(fields, "name").strip()):
+    if own := unicodedata.normalize("NFKC", _text(fields, "name").strip()[:MAX_NORMALIZED]):
         yield from _check_name(own, name)
     for field, most in (("description", MAX_DESCRIPTION), ("compatibility", MAX_COMPATIBILITY)):
         if (size := len(_text(fields, field))) > most:
@@ -242,7 +248,7 @@ def _check(name: str, fields: Mapping[str, yaml.Node]) -> Iterator[_Finding]:
 def _check_name(name: str, folder: str) -> Iterator[_Finding]:
     shown = _show(name)
     if len(name) > MAX_NAME:
-        yield "name-too-long", f"the name has {len(name):,} characters; shorten it to {MAX_NAME}"
+        yield "name-too-long", f"the name has over {MAX_NAME} characters; shorten it"
     if name != name.lower():
         yield "name-not-lowercase", f"the name {shown} must be in lower case"
     if name.startswith("-") or name.endswith("-") or "--" in name:

@@ -10,9 +10,9 @@ import trio
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-# Each holds at most three descriptors, so that `ulimit -n 64` is enough; more threads than this
+# Each holds at most eight descriptors, so that `ulimit -n 64` is enough; more threads than this
 # make no local disk faster.
-MAX_THREADS = 8
+MAX_THREADS = 6
 
 _limiter: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("file_threads")
 

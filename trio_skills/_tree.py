@@ -15,7 +15,14 @@ from pathlib import Path
 
 import attrs
 
-from trio_skills._beneath import components, measure, open_file, open_folder
+from trio_skills._beneath import (
+    can_be_passed,
+    components,
+    measure,
+    open_file,
+    open_folder,
+    real_path,
+)
 from trio_skills._errors import Problem, describe
 from trio_skills._exclude import Exclusion
 from trio_skills._printable import printable
@@ -71,13 +78,13 @@ class Tree:
     """Sorted by path."""
     problems: list[Problem] = attrs.Factory(list)
     """What was refused, sorted by path."""
-    skill_md: bytes | None = None
+    skill_md: bytes | None = attrs.field(default=None, repr=False)  # a repr may be logged
     """The beginning of the `SKILL.md`, as much as is checked; None where there is none."""
 
 
 def read_tree(folder: Path, exclude: Exclusion) -> Tree:
     """Read every file of `folder` once. Raises `OSError` where the folder itself cannot be read."""
-    tree = Tree(Path(os.path.realpath(folder, strict=True)))
+    tree = Tree(Path(real_path(folder, strict=True)))
     root = os.open(tree.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _Reader(folder, tree, root, exclude).read()
@@ -94,8 +101,8 @@ def wrong_source(source: str | os.PathLike[str]) -> Problem | None:
     path = os.fspath(source)
     if not path:  # which `Path` would make the working directory
         return Problem("source-unreadable", "''", "a source is empty; name a folder")
-    if "\0" in path:
-        return Problem("source-unreadable", path, "a path has no NUL")
+    if "\0" in path or not can_be_passed(path):
+        return Problem("source-unreadable", path, "a path has no NUL and no half characters")
     return None
 
 
@@ -181,6 +188,9 @@ class _Reader:
             self._refuse(path, "path-too-long", f"the path is over {MAX_PATH:,} bytes")
             return
         real = folder.real + entry.name
+        if len(os.fsencode(self.tree.root / real)) >= MAX_PATH:  # which nobody can open by its path
+            self._refuse(path, "path-too-long", f"the path here is over {MAX_PATH:,} bytes")
+            return
         is_folder = entry.is_dir(follow_symlinks=False)
         if pattern := self.exclude.leaves_out(path, entry.name, is_folder):
             shown = os.path.join(self.folder, path + "/" * is_folder)
@@ -197,11 +207,13 @@ class _Reader:
 
     def _read_link(self, folder: _Folder, path: str, real: str) -> Iterator[_Folder]:
         try:
-            resolved = os.path.realpath(os.path.join(self.tree.root, real), strict=True)
+            resolved = real_path(os.path.join(self.tree.root, real), strict=True)
             mode = os.stat(resolved, follow_symlinks=False).st_mode
         except OSError as exc:
             if exc.errno == errno.ELOOP:
-                self._refuse(path, "link-loop", "the link leads back to itself")
+                self._refuse(
+                    path, "link-loop", "the link leads back to itself, or by way of over 40 others"
+                )
             else:
                 self._refuse(path, "link-dangling", f"the link leads nowhere: {describe(exc)}")
             return

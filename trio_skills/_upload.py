@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Generator, Hashable, Iterable, Iterator
+from collections.abc import Generator, Hashable, Iterable
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from trio_skills._beneath import CHUNK, measure, open_file, read_chunks
+from trio_skills._beneath import CHUNK, measure, open_file, open_resolved, read_chunks
 from trio_skills._errors import SourceChangedError
 from trio_skills._printable import printable
 
@@ -39,6 +39,9 @@ class Upload:
     """Whether it may be executed in the sandbox."""
     digest: str | None = None
     """SHA-256 of the content, in hexadecimal; planning fills it in."""
+    is_resolved: bool = attrs.field(default=False, eq=False, repr=False, kw_only=True)
+    """Whether the source is an absolute path whose links were resolved, as in a plan of skills: a
+    link that is on the way to it now was put there since, and is not followed."""
 
     @classmethod
     def of(cls, target: str, source: Path | bytes, *, executable: bool = False) -> Upload:
@@ -67,23 +70,30 @@ class Upload:
             return
         sha256 = hashlib.sha256()
         size = 0
-        for chunk in _chunks(self.source):
-            size += len(chunk)
-            if size > self.size:
-                break
-            sha256.update(chunk)
-            yield chunk
+        file = self._open(self.source)
+        try:
+            for chunk in read_chunks(file):
+                size += len(chunk)
+                if size > self.size:
+                    break
+                sha256.update(chunk)
+                yield chunk
+        finally:
+            os.close(file)
         self._check(size, sha256.hexdigest())
 
     def read(self) -> bytes:
         """Return the content, held once. Blocks, and raises, as `chunks` does."""
         if isinstance(self.source, bytes):
             return self.source
-        with os.fdopen(open_file(self.source), "rb") as file:
+        with os.fdopen(self._open(self.source), "rb") as file:
             # One byte more, to see that it has grown.
             data = file.read(max(self.size + 1, _MAPPED if self.size > CHUNK else 0))
         self._check(len(data), hashlib.sha256(data).hexdigest())
         return data
+
+    def _open(self, source: Path) -> int:
+        return open_resolved(source) if self.is_resolved else open_file(source)
 
     def _check(self, size: int, digest: str) -> None:
         # Size and times can be forged or too coarse; the content is what was promised.
@@ -107,11 +117,3 @@ def digest_of(uploads: Iterable[Upload]) -> str:
         mode = "x" if upload.executable else "-"
         sha256.update(f"{upload.target}\0{mode}\0{upload.digest}\0".encode())
     return sha256.hexdigest()
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    file = open_file(path)
-    try:
-        yield from read_chunks(file)
-    finally:
-        os.close(file)

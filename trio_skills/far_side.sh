@@ -187,6 +187,14 @@ sweep() {
   done
 } 2>/dev/null
 
+# The same in folder $1, where single files are written, too.
+sweep_below() {
+  for left in "./$1"/.trio-skills[@-]*; do
+    ! is_there "$left" || (cd -- "./$1" && sweep)
+    return 0
+  done
+}
+
 # Remove from folder $1 what writes of files left that were killed.
 sweep_files() {
   for abandoned in "$1"/.trio-skills@*@*@*@*@*; do
@@ -196,7 +204,8 @@ sweep_files() {
 
 leave() {
   # At once: were it removed piece by piece, the next one could have it in between.
-  [ -z "$locked" ] || [ ! -d "$locked/$workspace" ] || mv -f -- "$locked" "$workspace/"
+  # Also where `mv` said that it failed to make it.
+  [ ! -d "./.trio-skills-lock/$workspace" ] || mv -f -- ./.trio-skills-lock "$workspace/"
   [ "$keep" ] || remove "./$workspace"
 }
 
@@ -215,11 +224,15 @@ make_workspace() {
 
 # Wait until no other install publishes in this folder. Who holds the lock is named in it.
 lock() {
-  tries=0 before=
+  tries=0 failures=0 before=
   # Made now, so that its time tells others how long it has been held.
   reason=$(mkdir -- "$workspace/.trio-skills-lock" "$workspace/.trio-skills-lock/$workspace" 2>&1) ||
     stop T "$reason"
-  until mv -f -- "$workspace/.trio-skills-lock" ./ 2>/dev/null; do
+  until reason=$(mv -f -- "$workspace/.trio-skills-lock" ./ 2>&1) ||
+    [ -d "./.trio-skills-lock/$workspace" ]; do
+    # Nobody had it, time and again: something else is wrong.
+    is_there ./.trio-skills-lock || failures=$((failures + 1))
+    [ "$failures" -lt 10 ] || stop T "$reason"
     for holder in ./.trio-skills-lock/.trio-skills@*; do
       # By its name, since another may hold it now. Who comes first renames his own onto the rest.
       ! is_abandoned "$holder" 5 || rm -rf -- "$holder"
@@ -333,12 +346,14 @@ place_these() {
   move_these "$@"
 }
 
-# All at once, since a process for each takes longer; and what this leaves one by one.
+# All at once, since a process for each takes longer; and what this leaves one by one. What counts is
+# what is there, whatever `mv` says.
 move_these() {
-  mv -f -- "$@" "./$to/" 2>/dev/null && return
+  mv -f -- "$@" "./$to/" 2>/dev/null
   for file; do
-    [ ! -f "$file" ] || reason=$(mv -f -- "$file" "./$to/" 2>&1) ||
-      say F "$to/${file##*/}" "$reason"
+    [ -f "$file" ] || continue
+    reason=$(mv -f -- "$file" "./$to/" 2>&1)
+    [ ! -f "$file" ] || say F "$to/${file##*/}" "$reason"
   done
 }
 
@@ -379,12 +394,14 @@ merge() {
     return
   elif [ ! -d "./$2" ] && ! crosses "$2"; then
     parent=./$2
-    reason=$(mv -f -- "$1" "${parent%/*}/" 2>&1) || say F "$2" "$reason"
+    reason=$(mv -f -- "$1" "${parent%/*}/" 2>&1)
+    [ ! -d "$1" ] || say F "$2" "$reason"
     return
   elif [ ! -d "./$2" ] && ! reason=$(mkdir -- "./$2" 2>&1); then
     say F "$2" "$reason"
     return
   fi
+  sweep_below "$2"
   place_files "$1" "$2"
   merge_folders "$1" "$2/"
 }
@@ -455,7 +472,8 @@ swap() {
 # Put the staged skill folder $1 to where it belongs; it is called $2.
 publish() {
   if ! is_there "./$2"; then
-    reason=$(mv -f -- "$1" ./ 2>&1) || say F "$2" "$reason"
+    reason=$(mv -f -- "$1" ./ 2>&1)
+    [ ! -d "$1" ] || say F "$2" "$reason"
   elif [ "$existing" = error ]; then
     say F "$2" 'the skill folder is there already'
   elif [ "$existing" = replace ]; then
@@ -627,7 +645,8 @@ write() {
   reason=$({ cat >"$workspace/$name"; } 2>&1) || stop T "$reason"
   arrived=$(($(wc -c <"$workspace/$name")))
   [ "$arrived" -eq "$length" ] || stop T "cut off: $arrived of $length bytes arrived"
-  reason=$(mv -f -- "$workspace/$name" ./ 2>&1) || stop T "$reason"
+  reason=$(mv -f -- "$workspace/$name" ./ 2>&1)
+  [ ! -f "$workspace/$name" ] || stop T "$reason"
 }
 
 # for_each COMMAND: run it with the paths that standard input lists, a hundred at a time. A line is a

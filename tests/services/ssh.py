@@ -28,6 +28,8 @@ class SshServer:
     """The same account with a login shell that prints a banner before anything else."""
     no_tar_port: int
     """The same account with a PATH that has no `tar`."""
+    world_port: int
+    """The same account with a PATH that is `world`."""
     user: str = attrs.field(factory=getuser, kw_only=True)
     """Who may log in."""
 
@@ -45,6 +47,11 @@ class SshServer:
     def home(self) -> Path:
         """The account's home folder, as its shell sees it."""
         return self.folder / "home"
+
+    @property
+    def world(self) -> Path:
+        """A folder of programs, to be changed: at first it has none."""
+        return self.folder / "world"
 
     @property
     def path(self) -> Path:
@@ -73,7 +80,7 @@ def ssh_server() -> Iterator[SshServer]:
         raise Unavailable("ssh is not installed (openssh-server, openssh-client)")
     with tempfile.TemporaryDirectory(prefix="ts-ssh-") as name:
         folder = Path(name)
-        ports = _free_ports(3)
+        ports = _free_ports(4)
         server = SshServer(folder, *ports)
         for key in ("host", "user", "wrong"):
             command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)]
@@ -88,12 +95,13 @@ def ssh_server() -> Iterator[SshServer]:
 def _configure(server: SshServer) -> None:
     folder = server.folder
     server.home.mkdir()
+    server.world.mkdir()
     without_tar = folder / "without-tar"
     without_tar.mkdir()
     programs = ("sh", "cat", "mkdir", "mv", "rm", "chmod", "sha256sum", "wc", "ls", "stat", "head")
     for program in (*programs, "sleep", "setsid", "cp", "find", "env"):
         (without_tar / program).symlink_to(shutil.which(program) or f"/bin/{program}")
-    ports = (server.port, server.banner_port, server.no_tar_port)
+    ports = (server.port, server.banner_port, server.no_tar_port, server.world_port)
     (folder / "server").write_text(
         "\n".join(
             [
@@ -116,6 +124,8 @@ def _configure(server: SshServer) -> None:
                 ),
                 f"Match LocalPort {server.no_tar_port}",
                 f'  ForceCommand PATH={without_tar} eval "$SSH_ORIGINAL_COMMAND"',
+                f"Match LocalPort {server.world_port}",
+                f'  ForceCommand PATH={server.world} eval "$SSH_ORIGINAL_COMMAND"',
                 "",
             ]
         )

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import io
-import logging
 import os
 import sys
 from typing import TextIO
 
+import stamina
 from rich.console import Console
 
 
 def prepare() -> None:
     """Make both streams able to print what comes, and keep others from printing there."""
-    # It says that it waits, but not for what: the last line of an install has how often.
-    logging.getLogger("stamina").addHandler(logging.NullHandler())
+    # Each retry would be printed where structlog is; the last line of an install has how often.
+    stamina.instrumentation.set_on_retry_hooks([])
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started this
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # for as long as this runs

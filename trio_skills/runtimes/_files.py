@@ -222,7 +222,11 @@ def _too_late() -> None:
 def _set_executable(folder: int, name: str) -> None:
     file = open_file(name, folder)
     try:
-        mode = stat.S_IMODE(os.fstat(file).st_mode)
+        status = os.fstat(file)
+        if status.st_nlink > 1:  # the other name may be outside
+            reason = "the file has other names (hard links), whose mode would change too"
+            raise OSError(errno.EMLINK, reason, name)
+        mode = stat.S_IMODE(status.st_mode)
         os.fchmod(file, mode | (mode & 0o444) >> 2)
     finally:
         os.close(file)

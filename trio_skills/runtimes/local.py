@@ -10,9 +10,11 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import final
 
+import attrs
 import trio
 
 from trio_skills._archive import Archive
+from trio_skills._beneath import can_be_passed, open_folder
 from trio_skills._errors import RuntimeOpenError, describe
 from trio_skills._runtime import Existing, FileState, PackedResult, RunResult, Traits
 from trio_skills._threads import in_thread
@@ -78,6 +80,9 @@ class LocalRuntime:
         **Cancellation:** kills the command and what it started, unless that left its session.
         """
         await trio.lowlevel.checkpoint()
+        for name, value in env.items():
+            if not can_be_passed(value):
+                raise ValueError(f"the value of {name!r} holds what is no character")
         try:
             ended = await trio.run_process(
                 list(argv),
@@ -125,22 +130,41 @@ async def open_local(path: str | os.PathLike[str]) -> AsyncIterator[LocalRuntime
         yield LocalRuntime(directory, files)
     finally:
         files.close()
-        _remove_empty(made)
+        if made is not None:
+            made.remove_empty()
 
 
-def _make_and_open(path: str | os.PathLike[str]) -> tuple[Path, int, list[Path]]:
-    """Return a directory, its descriptor, and what had to be made, the deepest first."""
+@attrs.frozen
+class _Made:
+    """Folders that were made, one in the other."""
+
+    above: int
+    """The descriptor of the folder that they are in: by a path, links could lead elsewhere."""
+    names: list[str]
+
+    def remove_empty(self) -> None:
+        for length in range(len(self.names), 0, -1):
+            with suppress(OSError):  # not empty: that is what it was made for
+                folder = open_folder(self.above, self.names[: length - 1])
+                try:
+                    os.rmdir(self.names[length - 1], dir_fd=folder)
+                finally:
+                    os.close(folder)
+        os.close(self.above)
+
+
+def _make_and_open(path: str | os.PathLike[str]) -> tuple[Path, int, _Made | None]:
+    """Return a directory, its descriptor, and what had to be made, if any."""
     directory = Path(os.path.abspath(path))
-    missing = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+    there = next(folder for folder in (directory, *directory.parents) if folder.exists())
+    if there == directory and not there.is_dir():
+        raise FileExistsError
+    above = os.open(there, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    if there == directory:
+        return directory, above, None
+    made = _Made(above, list(directory.relative_to(there).parts))
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        return directory, os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), missing
+        return directory, open_folder(above, made.names, create=True), made
     except OSError:
-        _remove_empty(missing)
+        made.remove_empty()
         raise
-
-
-def _remove_empty(folders: list[Path]) -> None:
-    for folder in folders:
-        with suppress(OSError):  # not empty: that is what it was made for
-            os.rmdir(folder)

@@ -136,6 +136,8 @@ class MemoryRuntime:
         """The most calls that were under way at once."""
         self.peak_bytes = 0
         """The most bytes that they held at once."""
+        # Every folder that there ever was: of all others it is known at once that they are none.
+        self._folders: set[str] = set()
         self._latency = latency or (lambda call: 0.0)
         self._faults = faults or (lambda call: None)
 
@@ -183,6 +185,9 @@ class MemoryRuntime:
         above = next((f for f in folders_above(target) if f in self.files), None)
         if above is not None:
             raise NotADirectoryError(f"{above} is a file")
+        if target in self._folders and any(_is_in(target, path) for path in self.files):
+            raise IsADirectoryError(f"{target} is a folder")
+        self._folders.update(folders_above(target))
         length = int(len(data) * fault.stored)
         self.files[target] = MemoryFile(data[:length], executable)
 
@@ -204,6 +209,8 @@ class MemoryRuntime:
             if file is not None:
                 letters += b"x" if file.executable else b"f"
                 sums += f"{hashlib.sha256(file.data).hexdigest()}  {target}\n".encode()
+            elif path in self.links:
+                letters += b"o"
             else:
                 letters += b"d" if path in folders else b"m"
         return RunResult(0, letters + b"\n" + sums)
