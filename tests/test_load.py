@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import os
 import subprocess
 import sys
@@ -49,6 +50,13 @@ def missed(found: list[Figure]) -> dict[str, float]:
     return {figure.name: figure.measured for figure in found if not figure.kept}
 
 
+def pages(size: int) -> mmap.mmap:
+    """Return memory that was nobody's before, as freed memory of earlier tests is."""
+    memory = mmap.mmap(-1, size)
+    memory.write(bytes(size))
+    return memory
+
+
 class TestWatch:
     def test_it_sees_descriptors_threads_processes_and_memory(self) -> None:
         ended = threading.Event()
@@ -58,7 +66,7 @@ class TestWatch:
             for thread in threads:
                 thread.start()
             process = subprocess.Popen(["sleep", "1000"])
-            held = b"x" * 20_000_000
+            held = pages(20_000_000)
         # It looks for the last time when the block ends.
         process.kill()
         process.wait()
@@ -175,12 +183,12 @@ class TestSoak:
 
     def test_every_leak_is_found(self, folder: Path) -> None:
         ended = threading.Event()
-        reports: list[tuple[Report, bytes]] = []
+        reports: list[tuple[Report, mmap.mmap]] = []
         descriptors: list[int] = []
         processes: list[subprocess.Popen[bytes]] = []
 
         def leak(report: Report) -> None:
-            reports.append((report, b"x" * 100_000))
+            reports.append((report, pages(100_000)))
             descriptors.append(os.open("/dev/null", os.O_RDONLY))
             processes.append(subprocess.Popen(["true"]))  # which nobody waits for
             threading.Thread(target=ended.wait, daemon=True).start()

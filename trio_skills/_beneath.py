@@ -96,14 +96,10 @@ def open_folder(root: int, parts: list[str], *, create: bool = False) -> int:
     """
     if not parts:
         return os.open(".", _FOLDER, dir_fd=root)
-    return _walk(root, parts, _FOLDER, create=create)
-
-
-def _walk(root: int, parts: list[str], flags: int, *, create: bool = False) -> int:
     folder = root
     for part in parts:
         try:
-            below = _open_part(folder, part, flags, create=create)
+            below = _open_part(folder, part, _FOLDER, create=create)
         finally:
             if folder != root:
                 os.close(folder)
@@ -182,16 +178,15 @@ def open_resolved(path: str | os.PathLike[str]) -> int:
     Raises `NotADirectoryError` where a link has been put on the way to the file since.
     """
     *above, name = components(os.fspath(path))
-    top = os.open("/", _PASSED)
+    folder = os.open("/", _PASSED)
     try:
-        folder = _walk(top, above, _PASSED)
-        try:
-            return open_file(name, folder)
-        finally:
-            if folder != top:
-                os.close(folder)
+        for part in above:
+            below = _open_part(folder, part, _PASSED, create=False)
+            os.close(folder)
+            folder = below
+        return open_file(name, folder)
     finally:
-        os.close(top)
+        os.close(folder)
 
 
 def read_chunks(file: int) -> Iterator[bytes]:

@@ -48,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"-  {left_out} cells: {reason}", style="dim", highlight=False)
     counts = Counter(letters.values())
     checked = len(letters) - counts["-"]
-    console.print(f"\n{checked} cells checked, {counts['X']} broken", style="bold")
+    totals = ", ".join(f"{counts[letter]} {letter}" for letter in "WFCK")
+    console.print(f"\n{checked} cells checked: {totals}; {counts['X']} broken", style="bold")
     return 1 if counts["X"] else 0
 
 
