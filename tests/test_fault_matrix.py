@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.faults.cells import Cell, Kind, cells
-from tests.faults.check import Sandbox
+from tests.faults.check import OLD, PLAN, Sandbox
 from tests.faults.run import run_cell
 from tests.faults.sandboxes import docker_sandbox, host_sandbox, ssh_sandbox
+from trio_skills import InstallError, install
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +25,10 @@ def sandbox(
             engine = request.getfixturevalue("docker")
             yield stack.enter_context(docker_sandbox(engine, folder))
         elif kind == "ssh":
-            yield ssh_sandbox(request.getfixturevalue("ssh"), folder)
+            server = request.getfixturevalue("ssh")
+            yield stack.enter_context(ssh_sandbox(server, folder))
         else:
-            yield host_sandbox(kind, folder)
+            yield stack.enter_context(host_sandbox(kind, folder))
 
 
 def _parameters() -> Iterator[object]:
@@ -41,3 +43,16 @@ def test_a_fault(cell: Cell, sandbox: Sandbox) -> None:
     letter = run_cell(cell, sandbox)
     if cell.fault == "slow" and cell.phase != "clean-up":
         assert letter == "W"
+
+
+async def test_an_archive_that_cannot_be_moved_fails_with_the_cause(tmp_path: Path) -> None:
+    """`Packing` moves it into the workspace: where that fails, it is there all the same."""
+    with host_sandbox("packing", tmp_path) as sandbox:
+        sandbox.reset(OLD)
+        mv = tmp_path / "world" / "mv"
+        mv.unlink()
+        mv.write_text("#!/bin/sh\necho 'Permission denied' >&2\nexit 1\n")
+        mv.chmod(0o755)
+        async with sandbox.sound() as runtime:
+            with pytest.raises(InstallError, match="Permission denied"):
+                await install(PLAN, runtime)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -386,6 +387,48 @@ class TestLinks:
             os.close(descriptor)
         assert os.listdir(outside) == []
         assert refused  # else nothing was raced
+
+
+class TestAbandonedFiles:
+    """What a killed single write left goes; what another process is writing stays."""
+
+    NAME = f"{TEMPORARY}{'0' * 16}"
+
+    @every_strategy
+    async def test_the_next_install_into_the_folder_removes_it(
+        self, root: Path, plan: Plan, strategy: Strategy
+    ) -> None:
+        write_tree(
+            root, {f"pdf/{self.NAME}": b"half", f"pdf/bin/{self.NAME}": b"", "pdf/own": b"1"}
+        )
+        async with open_local(root) as runtime:
+            await install(plan, runtime, strategy=strategy)
+        assert read_tree(root) == {**planned_tree(plan), "pdf/own": (b"1", False)}
+
+    @every_strategy
+    async def test_it_stays_while_it_is_locked(
+        self, root: Path, plan: Plan, strategy: Strategy
+    ) -> None:
+        write_tree(root, {f"pdf/{self.NAME}": b"half"})
+        with open(root / "pdf" / self.NAME, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            async with open_local(root) as runtime:
+                await install(plan, runtime, strategy=strategy)
+        assert read_tree(root) == {**planned_tree(plan), f"pdf/{self.NAME}": (b"half", False)}
+
+    async def test_many_that_write_into_one_folder_disturb_nobody(self, root: Path) -> None:
+        """Each sweeps there, while the others write."""
+        async with trio.open_nursery() as nursery:
+            for number in range(20):
+
+                @nursery.start_soon
+                async def write(number: int = number) -> None:
+                    for again in range(20):
+                        async with open_local(root) as runtime:
+                            await runtime.write(f"x/{number}-{again}", b"%d" % number)
+
+        expected = {f"x/{n}-{again}": (b"%d" % n, False) for n in range(20) for again in range(20)}
+        assert read_tree(root) == expected
 
 
 class TestInterrupted:

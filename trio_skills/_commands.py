@@ -70,15 +70,18 @@ def read_inspection(targets: Sequence[str], result: RunResult) -> dict[str, File
     if result.exit_code in (126, 127):
         raise failed("inspecting the files", result)
     try:
-        return read_batch(targets, result.stdout, 0)[0]
+        return read_batch(targets, result.stdout, 0, result.stderr)[0]
     except CommandError as exc:
         raise failed("inspecting the files", result) from exc
 
 
 def read_batch(
-    targets: Sequence[str], output: bytes, position: int
+    targets: Sequence[str], output: bytes, position: int, stderr: bytes
 ) -> tuple[dict[str, FileState], int]:
-    """Return the state of each target, and where in the output the next batch begins."""
+    """Return the state of each target, and where in the output the next batch begins.
+
+    What `stderr` says is why a file has no digest.
+    """
     end = position + len(targets)
     letters = output[position:end]
     if output[end : end + 1] != b"\n" or not set(letters) <= set(b"xfmodr"):
@@ -90,15 +93,19 @@ def read_batch(
             states[target] = _STATES[letter]
             continue
         digest, position = _read_sum(output, position, target)
-        states[target] = FileState("file", digest, executable=letter == "x")
+        complaint = _complaint(stderr) if digest is None else None
+        states[target] = FileState("file", digest, letter == "x", complaint=complaint)
     return states, position
 
 
 def failed(what: str, result: RunResult) -> CommandError:
     """Return the error for a command that failed while `what` was done."""
-    complaint = one_line(result.stderr.decode("utf-8", "replace"))
-    text = f"{what} failed with exit code {result.exit_code}: {complaint}"
+    text = f"{what} failed with exit code {result.exit_code}: {_complaint(result.stderr)}"
     return CommandError(text.removesuffix(": "))
+
+
+def _complaint(stderr: bytes) -> str:
+    return one_line(stderr.decode("utf-8", "replace"))
 
 
 def _read_sum(sums: bytes, position: int, target: str) -> tuple[str | None, int]:

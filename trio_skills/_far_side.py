@@ -323,6 +323,6 @@ def read_states(targets: Sequence[str], call: Call, result: RunResult) -> dict[s
     position = 0
     for start in range(0, len(targets), _LISTED_AT_ONCE):
         batch = targets[start : start + _LISTED_AT_ONCE]
-        found, position = read_batch(batch, body, position)
+        found, position = read_batch(batch, body, position, result.stderr)
         states |= found
     return states

@@ -448,6 +448,9 @@ def _problems_of_dest(dest: str, state: FileState) -> Iterator[Problem]:
 def _difference(upload: Upload, state: FileState) -> str:
     if state.kind != "file":
         return f"verification failed: a file was sent, and there is: {state.kind}"
+    if state.digest is None and upload.digest is not None:
+        why = f": {state.complaint}" if state.complaint else ""
+        return f"verification failed: a file is there, and it could not be read{why}"
     if state.digest != upload.digest:
         return f"verification failed: SHA-256 {upload.digest} was sent, {state.digest} is there"
     bit = "has no execute bit" if upload.executable else "has an execute bit that it must not have"

@@ -95,6 +95,8 @@ class FileState:
     """Whether a file may be executed."""
     writable: bool = True
     """Whether a folder may be written to, as far as the runtime can tell."""
+    complaint: str | None = attrs.field(default=None, eq=False)
+    """Why a file has no digest here, where that is known."""
 
     def is_as_planned(self, upload: Upload) -> bool:
         """Whether this is the file that `upload` puts there: its bytes and its execute bit."""

@@ -543,10 +543,11 @@ unpack_into() {
     read -r _ || exit 1
     return
   elif [ "$archive" ]; then
-    mv -f -- "./$archive" "$workspace/archive" && exec <"$workspace/archive" ||
-      stop T 'the archive is not there'
+    reason=$(mv -f -- "./$archive" "$workspace/archive" 2>&1)
+    [ -f "$workspace/archive" ] || stop T "the archive cannot be moved: ${reason:-no reason was given}"
+    exec <"$workspace/archive"
   fi
-  reason=$(unpack 2>&1) || stop T "tar failed: $reason"
+  reason=$(unpack 2>&1) || stop T "tar failed: ${reason:-no reason was given}"
 }
 
 # GNU tar takes escapes in the argument of -C for what they stand for, so `cd` goes there.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import attrs
 import trio
@@ -35,8 +36,10 @@ class Memory:
     """A dictionary."""
 
     files: dict[str, MemoryFile] = attrs.Factory(dict)
+    struck: bool = False
 
     def reset(self, tree: Tree) -> None:
+        self.struck = False
         self.files = {path: MemoryFile(*content) for path, content in tree.items()}
 
     def read(self) -> Tree:
@@ -45,7 +48,7 @@ class Memory:
     @asynccontextmanager
     async def faulty(self, cell: Cell) -> AsyncIterator[Runtime]:
         runtime = PackingMemoryRuntime(
-            faults=lambda call: _fault(cell, call),
+            faults=lambda call: _fault(cell, call) if self._strikes(cell, call) else None,
             latency=lambda call: _SECONDS.get(cell.fault, 0.0) if _is_hit(cell, call) else 0.0,
         )
         runtime.files = self.files
@@ -63,6 +66,21 @@ class Memory:
     async def settle(self, cell: Cell) -> None:
         await trio.lowlevel.checkpoint()
 
+    def has_struck(self, cell: Cell) -> bool:
+        return self.struck
+
+    def cause(self, cell: Cell) -> Sequence[str]:
+        error = _ERRORS.get(cell.fault)
+        return [error.strerror or "" if isinstance(error, OSError) else ""]
+
+    def litter(self) -> Sequence[Path]:
+        return []
+
+    def _strikes(self, cell: Cell, call: Call) -> bool:
+        strikes = _is_hit(cell, call)
+        self.struck = self.struck or strikes
+        return strikes
+
 
 def _is_hit(cell: Cell, call: Call) -> bool:
     match cell.phase:
@@ -74,7 +92,7 @@ def _is_hit(cell: Cell, call: Call) -> bool:
 
 
 def _fault(cell: Cell, call: Call) -> Asked | None:
-    if not _is_hit(cell, call) or cell.fault in _SECONDS:
+    if cell.fault in _SECONDS:
         return None
     if cell.fault == "short write":
         return Asked(stored=0.5) if call.method != "run" else Asked(exit_code=1)

@@ -13,48 +13,66 @@ import attrs
 import trio
 
 from tests.containers import DEST, Inside, wired
-from tests.far_sides import PROGRAMS, processes
+from tests.far_sides import PROGRAMS, clients, litter, processes
 from tests.faults.cells import Cell, Fault, Phase
 from tests.faults.check import remove_tree, wait_until
+from tests.faults.disk import Disk
 from tests.services import Engine, SshServer
 from tests.services.cutting import Wire
 from tests.trees import Tree, read_tree, write_tree
 from trio_skills import Packing, RunResult, Runtime, TransientError, open_ssh
 from trio_skills.runtimes.docker import open_docker
 
-_PROGRAMS: Mapping[Phase, str] = {
-    "before": "mkdir",  # the workspace
-    "during": "tar",
-    "after": "mv",  # to its place
-    "chmod": "chmod",
-    "verify": "sha256sum",
-    "clean-up": "rm",
+_PROGRAMS: Mapping[Phase, tuple[str, ...]] = {
+    "before": ("mkdir",),  # the workspace
+    "during": ("tar", "cat"),  # `cat` writes single files, where a packed transfer has failed
+    "after": ("mv",),  # to its place
+    "chmod": ("chmod",),
+    "verify": ("sha256sum",),
+    "clean-up": ("rm",),
 }
-"""Which program does the work of a phase."""
+"""Which programs do the work of a phase."""
 
-# `$real` is the program that it stands for. Our program is every `sh -c` above it.
+_TEXTS: Mapping[Fault, str] = {
+    "refused": "Connection refused",
+    "timed out": "Operation timed out",
+    "disk full": "No space left on device",
+    "permission": "Permission denied",
+}
+"""What a program says that is at fault."""
+
+# `$real` is the program that it stands for. Our program is every `sh` above it.
 _MISBEHAVIOUR: Mapping[Fault, str] = {
-    "refused": "echo 'Connection refused' >&2; exit 1",
-    "timed out": "sleep 0.05; echo 'Operation timed out' >&2; exit 124",
+    "refused": f"echo '{_TEXTS['refused']}' >&2; exit 1",
+    "timed out": f"sleep 0.05; echo '{_TEXTS['timed out']}' >&2; exit 124",
     "cut": ': >"$0.cut"; sleep 0.1; exec "$real" "$@"',
-    "short write": 'case $0 in *tar) head -c 2000 | "$real" "$@" 2>/dev/null ;; esac; exit 0',
+    "short write": """
+        case $0 in *tar | *cat) head -c 2000 | "$real" "$@" 2>/dev/null ;; esac
+        exit 0
+    """,
     "exit code": '"$real" "$@"; exit 3',
     "no text": "exit 1",
     "slow": 'sleep 0.2; exec "$real" "$@"',
     "hung": "exec sleep 1000000",
-    "disk full": "echo 'No space left on device' >&2; exit 1",
-    "permission": "echo 'Permission denied' >&2; exit 1",
+    "disk full": f"echo '{_TEXTS['disk full']}' >&2; exit 1",
+    "permission": f"echo '{_TEXTS['permission']}' >&2; exit 1",
+    # Without another program: a sandbox has few. Where no shell of ours is above it, itself.
     "killed": """
         pid=$PPID
-        while tr '\\0' ' ' <"/proc/$pid/cmdline" | grep -q '^sh -c'; do
-          killed="$killed $pid"
-          read -r _ _ _ pid _ <"/proc/$pid/stat"
+        while [ "$pid" -gt 0 ]; do
+          read -r _ name _ parent _ <"/proc/$pid/stat"
+          [ "$name" = '(sh)' ] || break
+          killed="$killed $pid" pid=$parent
         done
-        kill -9 $killed
+        [ "$killed" ] || { : >"$0.hit" && kill -9 $$; }
+        kill -9 $killed && : >"$0.hit"
     """,
 }
 
-TOOLS = ("sh", *PROGRAMS, "grep", "tr")
+# `Packing` first moves its archive into the workspace: that is before the transfer.
+_PASSES = 'case "$*" in */archive) exec "$real" "$@" ;; esac'
+
+TOOLS = ("sh", *PROGRAMS)
 
 
 @attrs.define
@@ -75,18 +93,23 @@ class World:
 
     @contextmanager
     def fault(self, cell: Cell) -> Iterator[None]:
-        """Let a program misbehave."""
-        broken = [_PROGRAMS[cell.phase]]
+        """Let the programs of a phase misbehave."""
+        broken = list(_PROGRAMS[cell.phase])
         try:
-            self._break(broken[0], cell.fault)
+            for program in broken:
+                self._break(program, cell)
             if cell.phase == "clean-up":  # of a transfer that failed
                 broken.append("tar")
-                self._break("tar", "no text")
+                self._write("tar", "exit 1")
             yield
         finally:
             for program in broken:
                 self._replace(program)
                 (self.folder / program).symlink_to(self._real(program))
+
+    def has_struck(self) -> bool:
+        """Whether a program has misbehaved since it was made."""
+        return any(self.folder.glob("*.hit"))
 
     def is_cut(self) -> bool:
         """Whether a connection is to be cut now; says so once."""
@@ -95,12 +118,20 @@ class World:
             mark.unlink(missing_ok=True)
         return bool(marks)
 
-    def _break(self, program: str, fault: Fault) -> None:
+    def _break(self, program: str, cell: Cell) -> None:
+        if cell.fault == "missing tool":
+            self._replace(program)
+            return
+        passes = _PASSES if cell.phase == "after" else ""
+        # Who kills says by himself when it is done.
+        mark = "" if cell.fault == "killed" else ': >"$0.hit"'
+        self._write(program, passes, mark, _MISBEHAVIOUR[cell.fault])
+
+    def _write(self, program: str, *lines: str) -> None:
         self._replace(program)
-        if fault != "missing tool":
-            script = f"#!{self._real('sh')}\nreal={self._real(program)}\n{_MISBEHAVIOUR[fault]}\n"
-            (self.folder / program).write_text(script)
-            (self.folder / program).chmod(0o755)
+        script = (f"#!{self._real('sh')}", f"real={self._real(program)}", *lines, "")
+        (self.folder / program).write_text("\n".join(script))
+        (self.folder / program).chmod(0o755)
 
     def _replace(self, program: str) -> None:
         (self.folder / program).unlink(missing_ok=True)
@@ -118,6 +149,26 @@ class Shell:
     root: Path
     """The destination, as this machine sees it."""
     world: World
+    disk: Disk | None
+    """Where it is; None: on this machine's own."""
+
+    @contextmanager
+    def fault(self, cell: Cell) -> Iterator[None]:
+        disk = _full_disk(self, cell)
+        with self.world.fault(cell) if disk is None else disk.nearly_full():
+            yield
+
+    def has_struck(self, cell: Cell) -> bool:
+        # Nobody can tell of a program that is not there, or of a disk, but by the error.
+        is_silent = cell.fault == "missing tool" or _full_disk(self, cell) is not None
+        return is_silent or self.world.has_struck()
+
+    def cause(self, cell: Cell) -> Sequence[str]:
+        if cell.fault == "missing tool":
+            return _PROGRAMS[cell.phase]
+        if cell.fault == "cut":  # each client has its own words
+            return [""]
+        return ["tar failed" if cell.phase == "clean-up" else _TEXTS.get(cell.fault, "")]
 
     def reset(self, tree: Tree) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
@@ -127,6 +178,14 @@ class Shell:
 
     def read(self) -> Tree:
         return read_tree(self.root)
+
+    def litter(self) -> Sequence[Path]:
+        return litter(self.root.parent)
+
+
+def _full_disk(shell: Shell, cell: Cell) -> Disk | None:
+    """Return the disk that is full in a cell; in the other phases a program has to say so."""
+    return shell.disk if (cell.fault, cell.phase) == ("disk full", "during") else None
 
 
 @attrs.define
@@ -140,23 +199,26 @@ class Packed(Shell):
         path.write_bytes(data)
 
     async def run(self, argv: Sequence[str], env: Mapping[str, str]) -> RunResult:
-        ended = await trio.run_process(
-            [f"{self.world.folder}/{argv[0]}", *argv[1:]],
-            cwd=self.root,
-            env={"PATH": self.world.inside, **env},
-            capture_stdout=True,
-            capture_stderr=True,
-            check=False,
-            start_new_session=True,
-            deliver_cancel=_kill_session,
-        )
+        try:
+            ended = await trio.run_process(
+                [f"{self.world.folder}/{argv[0]}", *argv[1:]],
+                cwd=self.root,
+                env={"PATH": self.world.inside, **env},
+                capture_stdout=True,
+                capture_stderr=True,
+                check=False,
+                start_new_session=True,
+                deliver_cancel=_kill_session,
+            )
+        except FileNotFoundError:
+            return RunResult(127, stderr=f"{argv[0]}: not found".encode())
         if self.world.is_cut():
             raise TransientError
         return RunResult(ended.returncode, ended.stdout, ended.stderr)
 
     @asynccontextmanager
     async def faulty(self, cell: Cell) -> AsyncIterator[Runtime]:
-        with self.world.fault(cell):
+        with self.fault(cell):
             yield Packing(self)
         await trio.lowlevel.checkpoint()
 
@@ -186,7 +248,7 @@ class Ssh(Shell):
     @asynccontextmanager
     async def faulty(self, cell: Cell) -> AsyncIterator[Runtime]:
         async with self.sound() as runtime, trio.open_nursery() as nursery:
-            with self.world.fault(cell):
+            with self.fault(cell):
                 nursery.start_soon(self._cut)
                 yield runtime
             nursery.cancel_scope.cancel()
@@ -224,6 +286,10 @@ class Ssh(Shell):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         await _nobody_works_in(self)
+        await wait_until(lambda: not clients(self.server), "an ssh is left")
+
+    def litter(self) -> Sequence[Path]:
+        return [*litter(self.root.parent), *litter(self.server.home)]
 
 
 @attrs.define
@@ -243,7 +309,7 @@ class Docker(Shell):
             trio.open_nursery() as nursery,
         ):
             wire.stays_cut = False
-            with self.world.fault(cell):
+            with self.fault(cell):
                 nursery.start_soon(self._cut, wire)
                 yield runtime
             nursery.cancel_scope.cancel()
@@ -264,6 +330,13 @@ class Docker(Shell):
         if cell.fault == "hung":
             self.inside.kill()
         await wait_until(lambda: not self.inside.are_there(), "a process is left in the container")
+
+    def litter(self) -> Sequence[Path]:
+        found: list[Path] = []
+        for folder in self.inside.root.iterdir():
+            if folder.name not in ("proc", "sys", "dev") and not folder.is_symlink():
+                found += litter(folder)
+        return found
 
 
 async def _nobody_works_in(shell: Shell) -> None:

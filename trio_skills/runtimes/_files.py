@@ -8,7 +8,7 @@ import os
 import posixpath
 import stat
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, nullcontext
 from typing import final
 
 import trio
@@ -23,6 +23,7 @@ from trio_skills._beneath import (
     open_folder,
     target_parts,
 )
+from trio_skills._errors import describe
 from trio_skills._runtime import Existing, FileState, PackedResult
 from trio_skills._transfers import by_folder
 from trio_skills._upload import Upload
@@ -33,6 +34,7 @@ from trio_skills.runtimes._staging import (
     replace,
     swap,
     sweep,
+    sweep_files,
     workspace,
     write_new,
 )
@@ -49,6 +51,7 @@ class Files:
     def __init__(self, root: int) -> None:
         """Work beneath the folder whose descriptor is `root`, until `close` closes it."""
         self._descriptor: int | None = root
+        self._swept: set[tuple[int, int]] = set()
 
     @property
     def _root(self) -> int:
@@ -65,10 +68,16 @@ class Files:
     def write(self, target: str, chunks: Iterable[bytes], *, executable: bool = False) -> None:
         """Write a file and the folders above it, or raise and leave what was there.
 
-        A process that is killed meanwhile can leave a temporary file beside it.
+        A process that is killed meanwhile can leave a temporary file beside it: whoever writes into
+        that folder next removes it.
         """
         with Cursor(self._root, create=True) as cursor:
-            replace(*cursor.locate(target_parts(target)), chunks, executable=executable)
+            folder, name = cursor.locate(target_parts(target))
+            status = os.fstat(folder)
+            if (known := (status.st_dev, status.st_ino)) not in self._swept:
+                self._swept.add(known)  # once: to look at a folder for each of its files takes long
+                sweep_files(folder)
+            replace(folder, name, chunks, executable=executable)
 
     def write_many(
         self,
@@ -183,10 +192,11 @@ class Files:
             return FileState("folder", writable=_is_writable(folder, name))
         if not stat.S_ISREG(status.st_mode):
             return FileState("other")
-        digest = None
-        with suppress(OSError):  # a file that cannot be read is there all the same
-            digest = _digest(folder, name)
-        return FileState("file", digest, executable=bool(status.st_mode & stat.S_IXUSR))
+        executable = bool(status.st_mode & stat.S_IXUSR)
+        try:
+            return FileState("file", _digest(folder, name), executable=executable)
+        except OSError as exc:  # a file that cannot be read is there all the same
+            return FileState("file", executable=executable, complaint=describe(exc))
 
     def _is_writable_above(self, parts: list[str]) -> bool:
         for length in range(len(parts) - 1, -1, -1):

@@ -47,13 +47,10 @@ _IN_THE_WAY = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EBUSY, errno.
 
 def write_new(folder: int, name: str, chunks: Iterable[bytes], *, executable: bool) -> None:
     """Write a file that was not there, or raise and leave none. The umask applies."""
-    file = os.open(name, _NEW_FILE, 0o755 if executable else 0o644, dir_fd=folder)
+    file = _create(folder, name, executable=executable)
     try:
         try:
-            for chunk in chunks:
-                write_all(file, chunk)
-            if executable and not (mode := os.fstat(file).st_mode) & 0o100:
-                os.fchmod(file, mode | 0o100)  # the umask took even the owner's bit
+            _fill(file, chunks, executable=executable)
         finally:
             os.close(file)
     except BaseException:
@@ -61,16 +58,63 @@ def write_new(folder: int, name: str, chunks: Iterable[bytes], *, executable: bo
         raise
 
 
+def _create(folder: int, name: str, *, executable: bool) -> int:
+    return os.open(name, _NEW_FILE, 0o755 if executable else 0o644, dir_fd=folder)
+
+
+def _fill(file: int, chunks: Iterable[bytes], *, executable: bool) -> None:
+    for chunk in chunks:
+        write_all(file, chunk)
+    if executable and not (mode := os.fstat(file).st_mode) & 0o100:
+        os.fchmod(file, mode | 0o100)  # the umask took even the owner's bit
+
+
 def replace(folder: int, name: str, chunks: Iterable[bytes], *, executable: bool) -> None:
     """Write a file in place of what was there, or raise and leave that."""
-    # Not derived from the name, which may be as long as names can be.
-    temporary = TEMPORARY + secrets.token_hex(8)
-    write_new(folder, temporary, chunks, executable=executable)
+    temporary, file = _locked_file(folder, executable=executable)
     try:
+        _fill(file, chunks, executable=executable)
+        # Some file systems tell only when a descriptor is closed what they could not store. The
+        # lock stays until the other one is closed.
+        os.close(os.dup(file))
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         os.unlink(temporary, dir_fd=folder)
         raise
+    finally:
+        os.close(file)
+
+
+def _locked_file(folder: int, *, executable: bool) -> tuple[str, int]:
+    """Return the name of a new file, and its descriptor; its lock says that it is in use."""
+    while True:
+        # Not derived from the file's name, which may be as long as names can be.
+        name = TEMPORARY + secrets.token_hex(8)
+        file = _create(folder, name, executable=executable)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass  # `sweep_files` has it, and is about to remove it
+        except OSError:
+            return name, file  # a file system without locks: nobody sweeps there
+        else:
+            if os.fstat(file).st_nlink:
+                return name, file
+        os.close(file)
+
+
+def sweep_files(folder: int) -> None:
+    """Remove the files that writes into this folder left whose process was killed."""
+    with os.scandir(folder) as found:
+        names = [entry.name for entry in found if _WORKSPACE.fullmatch(entry.name)]
+    for name in names:
+        with suppress(OSError):  # in use, a workspace, or not ours to remove
+            file = open_file(name, folder)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(name, dir_fd=folder)
+            finally:
+                os.close(file)
 
 
 def _move(source: int, source_name: str, folder: int, name: str) -> None:
@@ -266,10 +310,15 @@ class StagedFolder:
             Cursor(self.workspace.new) as new,
             Cursor(self.workspace.parent, create=True) as there,
         ):
+            swept: set[tuple[str, ...]] = set()
             for index, upload in enumerate(self.uploads):
                 if self.errors[index] is None:
                     try:
                         parts = self._parts(upload)
-                        _move(*new.locate(parts), *there.locate(parts))
+                        folder, name = there.locate(parts)
+                        if (above := tuple(parts[:-1])) not in swept:
+                            swept.add(above)
+                            sweep_files(folder)
+                        _move(*new.locate(parts), folder, name)
                     except Exception as exc:  # noqa: BLE001  # any failure is an outcome
                         self.errors[index] = exc
