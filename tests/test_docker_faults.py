@@ -11,6 +11,7 @@ import trio
 import trio.lowlevel
 
 from tests.containers import DEST, gone, litter, noise, processes, read_container, running, wired
+from tests.moments import Moments
 from tests.services import Engine
 from tests.trees import Tree, make_skill, planned_tree
 from tests.ways import every_image, with_shell, with_tar
@@ -320,12 +321,13 @@ class TestCancellation:
             await install(plan, runtime, existing="replace")
             began = trio.current_time()
             await install(old, runtime, existing="replace")
-            usual = trio.current_time() - began
+            moments = Moments(trio.current_time() - began, runs=25, strikes=6)
             now = old
-            for step in range(25):
+            for step, moment in enumerate(moments):
                 wanted = plan if now is old else old
-                with trio.move_on_after(usual * 1.2 * step / 24):
+                with trio.move_on_after(moment) as scope:
                     await install(wanted, runtime, existing="replace")
+                moments.ended(struck=scope.cancelled_caught)
                 tree = read_container(docker, container, DEST)
                 assert tree in (planned_tree(now), planned_tree(wanted)), step
                 assert processes(docker, container) == [], step

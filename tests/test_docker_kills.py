@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import trio
 
 from tests.containers import DEST, Inside, gone, litter, noise, processes, read_container
+from tests.moments import Moments
 from tests.programs import PROGRAM
 from tests.services import Engine
 from tests.trees import Tree, make_skill, planned_tree
@@ -68,6 +68,13 @@ class Sandbox:
     def read(self) -> Tree:
         return read_container(self.docker, self.name, DEST)
 
+    async def measure(self) -> float:
+        """Return what it takes to replace what is there."""
+        assert await self.put(self.versions[0])
+        began = trio.current_time()
+        assert await self.put(self.versions[0])
+        return trio.current_time() - began
+
     async def check_that_nothing_is_lost(self) -> None:
         """Each folder is of one version as soon as anything was installed beside it."""
         await gone(self.docker, self.name)
@@ -97,46 +104,35 @@ def sandbox(
         yield Sandbox(docker, name, versions, other)
 
 
+async def kill_after(seconds: float, inside: Inside) -> None:
+    await trio.sleep(seconds)
+    inside.kill()
+
+
 async def test_killed_on_the_far_side(sandbox: Sandbox) -> None:
     """The shell and the `tar` in the container: nobody there can clean up."""
-    chance = random.Random(1)
     inside = Inside.of(sandbox.docker, sandbox.name)
-    assert await sandbox.put(sandbox.versions[0])
-    began = trio.current_time()
-    assert await sandbox.put(sandbox.versions[0])
-    usual = trio.current_time() - began
-    failures = 0
-    for step in range(15):
+    moments = Moments(await sandbox.measure(), runs=15, strikes=3, after=0.1)
+    for step, moment in enumerate(moments):
         wanted = sandbox.versions[(step + 1) % 2]
         was_whole = True
         async with trio.open_nursery() as nursery:
-
-            @nursery.start_soon
-            async def kill() -> None:
-                await trio.sleep(usual * chance.uniform(0, 1.1))
-                inside.kill()
-
+            nursery.start_soon(kill_after, moment, inside)
             was_whole = await sandbox.put(wanted)
+            moments.ended(struck=not was_whole)
         if was_whole:
             tree = sandbox.read()
             assert planned_tree(wanted).items() <= tree.items()
-        failures += not was_whole
         await sandbox.check_that_nothing_is_lost()
         assert await sandbox.put(wanted)
         assert planned_tree(wanted).items() <= sandbox.read().items()
-    assert failures >= 3, "the moments were badly chosen"
 
 
 async def test_killed_clients(sandbox: Sandbox) -> None:
     """The whole program, in the middle of a transfer: the far side has to notice."""
-    chance = random.Random(2)
     inside = Inside.of(sandbox.docker, sandbox.name)
-    assert await sandbox.put(sandbox.versions[0])
-    began = trio.current_time()
-    assert await sandbox.put(sandbox.versions[0])
-    usual = trio.current_time() - began
-    killed = 0
-    for step in range(10):
+    moments = Moments(await sandbox.measure(), runs=10, strikes=5, after=-0.2)
+    for step, moment in enumerate(moments):
         source = sandbox.versions[(step + 1) % 2].skills[0].folder.parent
         to = f"docker://{sandbox.name}{DEST}"
         command = [*PROGRAM, "install", str(source), "--to", to, "--existing", "replace"]
@@ -148,12 +144,14 @@ async def test_killed_clients(sandbox: Sandbox) -> None:
         ) as client:
             while client.poll() is None and not inside.are_there():
                 await trio.sleep(0.001)
-            await trio.sleep(usual * chance.uniform(0, 0.8))
+            moments.began()
+            with trio.move_on_after(moment):
+                while client.poll() is None:
+                    await trio.sleep(0.001)
+            moments.ended(struck=client.poll() is None)
             client.kill()
-        killed += client.returncode == -9
         await sandbox.check_that_nothing_is_lost()
         assert processes(sandbox.docker, sandbox.name) == []
-    assert killed >= 5, "the moments were badly chosen"
     wanted = sandbox.versions[0]
     assert await sandbox.put(wanted)
     assert planned_tree(wanted).items() <= sandbox.read().items()

@@ -15,6 +15,7 @@ import pytest
 import trio
 
 from tests.far_sides import gone, litter, make_world, processes
+from tests.moments import Moments
 from tests.trees import Tree, make_skill, planned_tree, read_tree
 from trio_skills import (
     CommandError,
@@ -146,39 +147,32 @@ def sandbox(tmp_path: Path, world: str) -> Sandbox:
 @pytest.mark.parametrize("world", ["dash", "busybox"])
 class TestAtAnyMoment:
     async def test_replacing(self, sandbox: Sandbox) -> None:
-        chance = random.Random(1)
         assert await sandbox.put(sandbox.versions[1])
-        usual = await self.measure(sandbox, sandbox.versions[0])
-        failures = 0
-        for step in range(25):
+        moments = Moments(await self.measure(sandbox, sandbox.versions[0]), runs=25, strikes=6)
+        for step, moment in enumerate(moments):
             wanted = sandbox.versions[(step + 1) % 2]
-            succeeded = await self.kill_in_between(sandbox, wanted, usual * chance.uniform(0, 1.2))
+            succeeded = await self.kill_in_between(sandbox, wanted, moment)
+            moments.ended(struck=not succeeded)
             if succeeded:
                 assert planned_tree(wanted).items() <= read_tree(sandbox.root).items()
-            failures += not succeeded
             await sandbox.check()
-        assert failures > 5, "the moments were badly chosen"
         assert await sandbox.put(sandbox.versions[0])
         expected = planned_tree(sandbox.versions[0]) | planned_tree(sandbox.other)
         assert read_tree(sandbox.root) == expected
 
     async def test_new_folders_by_merging(self, sandbox: Sandbox) -> None:
-        chance = random.Random(2)
         wanted = sandbox.versions[0]
-        usual = await self.measure(sandbox, wanted)
-        failures = 0
-        for _ in range(25):
+        moments = Moments(await self.measure(sandbox, wanted), runs=25, strikes=6)
+        for moment in moments:
             shutil.rmtree(sandbox.root)
+            moments.began()
             # Without a retry, file by file, of what failed: that is not whole by itself.
-            succeeded = await self.kill_in_between(
-                sandbox, wanted, usual * chance.uniform(0, 1.2), packed_alone=True
-            )
-            failures += not succeeded
+            succeeded = await self.kill_in_between(sandbox, wanted, moment, packed_alone=True)
+            moments.ended(struck=not succeeded)
             await sandbox.check(new=True)
             assert await sandbox.put(wanted, existing="merge")
             expected = planned_tree(wanted) | planned_tree(sandbox.other)
             assert read_tree(sandbox.root) == expected
-        assert failures > 5, "the moments were badly chosen"
 
     @staticmethod
     async def measure(sandbox: Sandbox, plan: Plan) -> float:

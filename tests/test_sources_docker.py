@@ -19,6 +19,7 @@ from tests.containers import (
     wired,
     write_files,
 )
+from tests.moments import Moments
 from tests.services import Engine
 from tests.sources import (
     COMPRESSIONS,
@@ -295,14 +296,14 @@ class TestCutting:
     async def test_cancelled_at_any_moment_it_is_old_or_new(
         self, docker: Engine, container: str, folder: Path, archives: dict[str, Archive], image: str
     ) -> None:
-        chance = random.Random(3)
         await put(docker, container, [archives["two"]])
         began = trio.current_time()
         await put(docker, container, [archives["one"]])
-        usual = trio.current_time() - began
-        for number in range(5):
-            with trio.move_on_after(usual * chance.uniform(0, 1.1)):
+        moments = Moments(trio.current_time() - began, runs=5, strikes=2, after=0.1)
+        for number, moment in enumerate(moments):
+            with trio.move_on_after(moment) as scope:
                 await put(docker, container, [archives[("two", "one")[number % 2]]])
+            moments.ended(struck=scope.cancelled_caught)
             await gone(docker, container)
             assert whole(docker, container, folder, archives) in ("one", "two")
             if image == "no-tar":  # as above

@@ -17,6 +17,7 @@ import pytest
 import trio
 
 from tests.far_sides import gone, make_world, processes, two_worlds
+from tests.moments import Moments
 from tests.programs import MINDS_PERMISSIONS, WITHOUT_POWERS
 from tests.sources import (
     CLIENT,
@@ -197,21 +198,18 @@ class TestCancelled:
     async def test_at_any_moment(
         self, sandbox: Sandbox, versions: Versions, archives: dict[str, Archive]
     ) -> None:
-        chance = random.Random(1)
         limits = Limits()
         began = trio.current_time()
         await sandbox.put([archives["one"]], limits=limits)
-        usual = trio.current_time() - began
-        cancelled = 0
-        for number in range(30):
-            with trio.move_on_after(usual * chance.uniform(0, 1.2)) as scope:
+        moments = Moments(trio.current_time() - began, runs=30, strikes=6)
+        for number, moment in enumerate(moments):
+            with trio.move_on_after(moment) as scope:
                 await sandbox.put([archives[("two", "one")[number % 2]]], limits=limits)
-            cancelled += scope.cancelled_caught
+            moments.ended(struck=scope.cancelled_caught)
             assert versions.check(sandbox.root, archives) is not None
             assert limits.statistics().in_flight == limits.statistics().bytes_in_flight == 0
             assert processes(str(sandbox.root)) == []
             assert leftovers(sandbox.root) == []
-        assert cancelled > 5, "the moments were badly chosen"
         await sandbox.put([archives["two"]])
         assert versions.check(sandbox.root, archives) == "two"
         assert leftovers(sandbox.root) == []

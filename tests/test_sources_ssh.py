@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from tests.far_sides import clients, gone
+from tests.moments import Moments
 from tests.services import SshServer
 from tests.sources import (
     archive_of,
@@ -161,15 +162,15 @@ async def test_a_connection_that_is_cut_anywhere_is_not_seen(
 async def test_cancelled_at_any_moment_it_is_old_or_new(
     ssh: SshServer, root: Path, archives: dict[str, Archive], tmp_path: Path
 ) -> None:
-    chance = random.Random(1)
     async with open_runtime(ssh.url(str(root))) as runtime:
         await install_sources(runtime, [archives["two"]])
         began = trio.current_time()
         await install_sources(runtime, [archives["one"]])
-        usual = trio.current_time() - began
-        for number in range(20):
-            with trio.move_on_after(usual * chance.uniform(0, 1.1)):
+        moments = Moments(trio.current_time() - began, runs=20, strikes=5, after=0.1)
+        for number, moment in enumerate(moments):
+            with trio.move_on_after(moment) as scope:
                 await install_sources(runtime, [archives[("two", "one")[number % 2]]])
+            moments.ended(struck=scope.cancelled_caught)
             await gone("write_source", str(root))
             whole(root, tmp_path, archives)
             assert leftovers(root) == []
