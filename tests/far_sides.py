@@ -6,8 +6,9 @@ import os
 import random
 import shutil
 import signal
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -34,6 +35,34 @@ WORLDS = {
 }
 every_world = pytest.mark.parametrize("world", WORLDS)
 two_worlds = pytest.mark.parametrize("world", ["dash", "busybox"])
+
+
+# What is there while `pdf` is swapped, each asked for many times, by other spellings.
+SPELLINGS = {
+    "./" * number + target: kind
+    for number in range(300)
+    for target, kind in {"pdf": "folder", "pdf/SKILL.md": "file"}.items()
+}
+
+
+@contextmanager
+def swapped_again_and_again(path: Path) -> Iterator[None]:
+    """Rename what is there to another name and back, as installs that replace it do."""
+    ended = threading.Event()
+
+    def swap() -> None:
+        aside = path.with_name("aside")
+        while not ended.is_set():
+            path.rename(aside)
+            aside.rename(path)
+
+    swapper = threading.Thread(target=swap)
+    swapper.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        swapper.join()
 
 
 def litter(folder: Path) -> list[Path]:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import trio
 
+from tests.far_sides import SPELLINGS, swapped_again_and_again
+from tests.trees import make_skill
 from trio_skills import CommandError, FileState, RunResult, Upload, install, plan_uploads
 from trio_skills._commands import inspect, make_executable, read_inspection
 
@@ -86,6 +88,13 @@ class TestInspect:
         assert states["program"].executable
         assert not states["file"].executable
         assert states["file"].digest == Upload.of("x", b"1").digest
+
+    def test_what_others_swap_is_there_or_missing(self, tmp_path: Path) -> None:
+        make_skill(tmp_path / "pdf", {})
+        with swapped_again_and_again(tmp_path / "pdf"):
+            for argv, batch in [*inspect(list(SPELLINGS))] * 4:
+                for target, state in read_inspection(batch, run(argv, tmp_path)).items():
+                    assert state.kind in ("missing", SPELLINGS[target])
 
     def test_a_name_cannot_forge_anothers_digest(self, tmp_path: Path) -> None:
         """A name may hold a newline and what looks like the next line."""

@@ -14,6 +14,7 @@ import trio
 import trio.lowlevel
 
 from tests.far_sides import (
+    SPELLINGS,
     WORLDS,
     CancelledRunContract,
     RunningContract,
@@ -24,6 +25,7 @@ from tests.far_sides import (
     make_world,
     processes,
     running,
+    swapped_again_and_again,
     two_worlds,
 )
 from tests.programs import MINDS_PERMISSIONS, WITHOUT_POWERS, run
@@ -836,6 +838,29 @@ class TestTwoAtOnce:
 
             assert read_tree(root) in [planned_tree(plan) for plan in plans]
 
+    @two_worlds
+    async def test_what_others_swap_is_there_or_missing(
+        self, root: Path, reach: MakeRuntime, world: str
+    ) -> None:
+        write_tree(root, {"pdf/SKILL.md": b"1"})
+        runtime = reach(world)
+        with swapped_again_and_again(root / "pdf"):
+            for _ in range(10):
+                for target, state in (await runtime.inspect(list(SPELLINGS))).items():
+                    assert state.kind in ("missing", SPELLINGS[target])
+
+    @two_worlds
+    async def test_a_destination_that_is_made_after_it_was_missed_is_entered(
+        self, tmp_path: Path, root: Path, world: str
+    ) -> None:
+        programs = tmp_path / "programs"
+        make_world(programs, world)
+        start = 'sh=$1 text=$3; shift 3; exec "$sh" -c "$0$text" "$@"'
+        prefix = ("env", f"PATH={programs}", "sh", "-c", start, MADE_AFTER_IT_WAS_MISSED)
+        states = await ExecRuntime(prefix, str(root)).inspect(["."])
+        assert root.is_dir()
+        assert states["."].kind == "folder"
+
     async def test_one_runtime_counts_the_processes_of_all_its_installs(
         self, tmp_path: Path, root: Path
     ) -> None:
@@ -860,6 +885,15 @@ class TestTwoAtOnce:
         assert len(read_tree(root)) == 90
         # Each is one shell, which forks itself.
         assert 0 < most <= 2 * 3
+
+
+MADE_AFTER_IT_WAS_MISSED = """\
+cd() {
+  command cd "$@" && return
+  mkdir -p -- "$2"
+  return 1
+}
+"""
 
 
 class TestTheCommandLine:

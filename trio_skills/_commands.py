@@ -19,7 +19,8 @@ in all of them, its environment included."""
 
 # One line of a letter for each target, then `sha256sum` once for all the files: a process for each
 # of two thousand files would take seconds. `for` walks the list as it was, while the body makes a
-# new one of the files alone.
+# new one of the files alone. `o` is not whatever exists: that may be a file that was put there
+# since it was looked for.
 INSPECT = """\
 for target do
   shift
@@ -29,7 +30,7 @@ for target do
     set -- "$@" "$target"
   elif [ -d "$target" ]; then
     if [ -w "$target" ]; then printf d; else printf r; fi
-  elif [ -e "$target" ]; then printf o
+  elif [ -b "$target" ] || [ -c "$target" ] || [ -p "$target" ] || [ -S "$target" ]; then printf o
   else printf m
   fi
 done

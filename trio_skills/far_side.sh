@@ -671,8 +671,12 @@ for_each() {
 # Go to the folder without making it, and remember in $absent where that is not possible.
 look_from_base() {
   absent=
-  go_to_base || absent=yes
-  [ -z "$absent" ] || ! is_there "$base" || stop T "the folder cannot be entered: $base"
+  go_to_base && return
+  if ! is_there "$base"; then
+    absent=yes
+  else # perhaps only now: another install may have made it
+    go_to_base || stop T "the folder cannot be entered: $base"
+  fi
 }
 
 # Where nothing can be executed, `[ -x` tells nothing of a file's mode.
@@ -713,8 +717,8 @@ inspect() {
       set -- "$@" "$path"
     elif [ -d "$path" ]; then
       if [ -w "$path" ]; then printf d; else printf r; fi
-    elif [ -e "$path" ]; then
-      printf o
+    elif [ -b "$path" ] || [ -c "$path" ] || [ -p "$path" ] || [ -S "$path" ]; then
+      printf o # and not whatever exists: that may be a file that was put there since
     else
       printf m
     fi
